@@ -1,0 +1,65 @@
+"""The three-line start."""
+
+from __future__ import annotations
+
+import copy as copying
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from . import methods
+from .methods import Method
+from .models import Classifier
+from .models.norm import MedBN
+from .predictors import Plain, Predictor, Safer
+
+NORMS = {"medbn": MedBN.like}
+
+
+def adapt(
+    model: nn.Module,
+    method: str = "tent",
+    safer: bool | Mapping[str, Any] | Predictor = True,
+    *,
+    seed: int | None = None,
+    norm: str | None = None,
+    copy: bool = True,
+    validate: bool = True,
+    **options: Any,
+) -> Method:
+    """Wrap a trained classifier: `adapt(model)(images)` predicts a batch and learns from it.
+
+    model: an nn.Module that returns class scores, or a Classifier. It is copied and stays as it is, unless copy=False.
+    method: a name from `safer_tta.methods.METHODS`; **options go to it, such as lr.
+    safer: True, False (the plain model), a dict of Safer's arguments, or a Predictor whose settings to use.
+    seed: decides every draw. Without it torch's own generator does.
+    norm: "medbn" normalises with medians instead of means.
+    validate: look at every batch's values. False skips it for trusted, fast streams.
+    """
+    if norm is not None and norm not in NORMS:
+        raise ValueError(f"norm {norm!r} is unknown; expected one of {', '.join(NORMS)} or None")
+    with torch.inference_mode(False):
+        model = copying.deepcopy(model) if copy else model
+        classifier = model if isinstance(model, Classifier) else Classifier(model)
+        if norm is not None:
+            classifier.replace_norms(NORMS[norm])
+        predictor = _predictor(classifier, safer, seed)
+        predictor.validate = validate
+        return methods.create(method, predictor, **options)
+
+
+def _predictor(classifier: Classifier, safer: bool | Mapping[str, Any] | Predictor, seed: int | None) -> Predictor:
+    if isinstance(safer, Predictor):
+        predictor = safer.over(classifier)
+        # Its own generator: two wrapped models must not take turns with one.
+        predictor.generator = torch.Generator().manual_seed(predictor.seed if seed is None else seed)
+        return predictor
+    if isinstance(safer, Mapping):
+        return Safer(classifier, **{"seed": seed, **safer})
+    if isinstance(safer, bool):
+        return Safer(classifier, seed=seed) if safer else Plain(classifier, seed=seed)
+    raise TypeError(
+        f"safer is {type(safer).__name__}; expected True, False, a dict of Safer's arguments or a Predictor"
+    )

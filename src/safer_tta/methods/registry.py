@@ -1,0 +1,46 @@
+"""Methods by name. A method is one file in this folder with one decorator; it is found by being there."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from ..predictors import Predictor
+from .base import Method
+
+METHODS: dict[str, type[Method]] = {}
+
+M = TypeVar("M", bound=type[Method])
+
+
+def register(name: str) -> Callable[[M], M]:
+    """Make a Method known under a name."""
+
+    def decorate(cls: M) -> M:
+        if name in METHODS:
+            raise ValueError(f"two methods are called {name!r}: {METHODS[name].__module__} and {cls.__module__}")
+        cls.name = name
+        METHODS[name] = cls
+        return cls
+
+    return decorate
+
+
+def create(name: str, predictor: Predictor, **options: Any) -> Method:
+    """A method around a predictor, whose classifier it adapts in place (`safer_tta.adapt` copies it first)."""
+    if name not in METHODS:
+        raise ValueError(f"method {name!r} is unknown; expected one of {', '.join(sorted(METHODS))}")
+    accepted = [p for p in inspect.signature(METHODS[name]).parameters if p != "predictor"]
+    unknown = [option for option in options if option not in accepted]
+    if unknown:
+        raise TypeError(f"{name} has no option {', '.join(unknown)}; it takes {', '.join(accepted) or 'none'}")
+    return METHODS[name](predictor, **options)
+
+
+def find_methods(package: str, path: list[str]) -> None:
+    """Import every file of the room, so that its decorator runs."""
+    for module in pkgutil.iter_modules(path):
+        importlib.import_module(f"{package}.{module.name}")

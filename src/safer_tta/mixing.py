@@ -1,0 +1,143 @@
+"""SAFER-A: how much weight the original view deserves, image by image (paper, eq. 7-10).
+
+A suspicion signal s becomes q in [0,1], and q the weight α of the original view, between α_clean and α_attacked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .pooling import entropy
+
+FLOOR = 1e-8  # probabilities are floored here before their logarithm is compared
+
+
+class Mixer(Protocol):
+    """Anything that re-weights the original view against the augmented ones."""
+
+    @property
+    def signal(self) -> str: ...
+
+    def weights(self, base_weights: Tensor, probs: Tensor, features: Tensor) -> Tensor: ...
+
+
+def signals(probs: Tensor, features: Tensor) -> dict[str, Tensor]:
+    """Every suspicion signal of every image, {name: (B,)}, from probs (V,B,K) and features (V,B,d).
+
+    The augmented views speak with one voice, their mean. Without augmented views the original answers for them.
+    """
+    return {name: function(*_sides(probs), *_sides(features)) for name, function in SIGNALS.items()}
+
+
+def signal(name: str, probs: Tensor, features: Tensor) -> Tensor:
+    """One of the signals, (B,)."""
+    if name not in SIGNALS:
+        raise ValueError(f"signal {name!r} is unknown; expected one of {', '.join(SIGNALS)}")
+    return SIGNALS[name](*_sides(probs), *_sides(features))
+
+
+def _sides(views: Tensor) -> tuple[Tensor, Tensor]:
+    """The original view and the mean of the augmented ones."""
+    return views[0], views[1:].mean(dim=0) if len(views) > 1 else views[0]
+
+
+def _margin(probs: Tensor) -> Tensor:
+    if probs.shape[-1] == 1:
+        return probs[..., 0]
+    best, second = probs.topk(2, dim=-1).values.unbind(-1)
+    return best - second
+
+
+def _prob_disagreement(p: Tensor, q: Tensor) -> Tensor:
+    """½ (KL(p‖q) + KL(q‖p))."""
+    p, q = p.clamp_min(FLOOR), q.clamp_min(FLOOR)
+    return 0.5 * ((p - q) * (p.log() - q.log())).sum(dim=-1)
+
+
+def _feat_disagreement(z: Tensor, y: Tensor) -> Tensor:
+    """1 - cos(z, y), clamped to what a cosine allows."""
+    return (1 - F.cosine_similarity(z, y, dim=-1)).clamp(0, 2)
+
+
+Signal = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+SIGNALS: dict[str, Signal] = {  # of (p of the original, p of the augmented, z of the original, z of the augmented)
+    "orig_conf": lambda p, q, z, y: p.amax(dim=-1),
+    "orig_margin": lambda p, q, z, y: _margin(p),
+    "aug_margin": lambda p, q, z, y: _margin(q),
+    "orig_entropy": lambda p, q, z, y: entropy(p),
+    "aug_entropy": lambda p, q, z, y: entropy(q),
+    "margin_gap": lambda p, q, z, y: _margin(p) - _margin(q),
+    "entropy_gap": lambda p, q, z, y: entropy(p) - entropy(q),
+    "prob_disagreement": lambda p, q, z, y: _prob_disagreement(p, q),
+    "feat_disagreement": lambda p, q, z, y: _feat_disagreement(z, y),
+}
+
+CURVES: dict[str, Callable[[Tensor, Mixing], Tensor]] = {
+    "step": lambda o, mixing: (o >= 0).to(o.dtype),
+    "linear": lambda o, mixing: (0.5 + o / mixing.delta).clamp(0, 1),
+    "sigmoid": lambda o, mixing: torch.sigmoid(mixing.kappa * o),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mixing:
+    """The paper's adaptive mixing. Defaults are its own, fixed for every dataset and method."""
+
+    curve: str = "sigmoid"
+    signal: str = "feat_disagreement"
+    tau: float = 0.2
+    kappa: float = 3.0
+    delta: float = 0.1
+    alpha_attacked: float = 0.25
+    alpha_clean: float = 0.65
+    higher_is_suspicious: bool = True
+
+    def __post_init__(self) -> None:
+        if self.curve not in CURVES:
+            raise ValueError(f"curve {self.curve!r} is unknown; expected one of {', '.join(CURVES)}")
+        if self.signal not in SIGNALS:
+            raise ValueError(f"signal {self.signal!r} is unknown; expected one of {', '.join(SIGNALS)}")
+        for name in ("alpha_attacked", "alpha_clean"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; expected a weight between 0 and 1")
+        if self.delta <= 0:
+            raise ValueError(f"delta is {self.delta}; expected the positive width of the linear curve")
+
+    def alpha(self, probs: Tensor, features: Tensor) -> Tensor:
+        """The weight (B,) of the original view."""
+        s = signal(self.signal, probs, features)
+        o = s - self.tau if self.higher_is_suspicious else self.tau - s
+        q = CURVES[self.curve](o, self)
+        return self.alpha_clean + q * (self.alpha_attacked - self.alpha_clean)
+
+    def weights(self, base_weights: Tensor, probs: Tensor, features: Tensor) -> Tensor:
+        """Final weights (V,B): α for the original, the rest shared as the base weights share it."""
+        if len(base_weights) == 1:
+            return base_weights  # no augmented view to mix with
+        alpha = self.alpha(probs, features).to(base_weights.dtype)
+        augmented = base_weights[1:]
+        total = augmented.sum(dim=0, keepdim=True)
+        shares = torch.where(total > 0, augmented / total.clamp_min(FLOOR), 1 / len(augmented))
+        return torch.cat([alpha[None], (1 - alpha) * shares])
+
+
+MIXINGS: dict[str, Callable[[], Mixer]] = {
+    "step": lambda: Mixing(curve="step"),
+    "linear": lambda: Mixing(curve="linear"),
+    "sigmoid": lambda: Mixing(curve="sigmoid"),
+}
+
+
+def create(mixing: str | Mixer | None) -> Mixer | None:
+    """A mixing by name (`sigmoid` is SAFER-A), as it is, or none."""
+    if not isinstance(mixing, str):
+        return mixing
+    if mixing not in MIXINGS:
+        raise ValueError(f"mixing {mixing!r} is unknown; expected one of {', '.join(MIXINGS)}, a Mixing or None")
+    return MIXINGS[mixing]()

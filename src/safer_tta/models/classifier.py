@@ -1,0 +1,175 @@
+"""Any image classifier as f = g∘h: a featurizer h and a linear head g, without touching its code."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from . import norm as norms_of
+
+Statistics = float | Sequence[float]
+Updates = Literal["none", "norm", "features", "all"]
+
+
+class Classifier(nn.Module):
+    """Features and logits of a model in one pass, for images in [0,1].
+
+    head: name of the linear layer that turns features into class scores. If not given: what the model's own
+        `get_classifier()` says, else the last `nn.Linear` that was registered. Checked on the first forward pass.
+    mean, std: the normalisation the model was trained with, per channel; applied here. If not given, taken from a
+        `pretrained_cfg` that the model carries (timm), else images go in as they are. Never guessed from a batch.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        head: str | None = None,
+        mean: Statistics | None = None,
+        std: Statistics | None = None,
+    ) -> None:
+        super().__init__()
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"model is {type(model).__name__}; expected a torch.nn.Module that returns class scores")
+        self.model = model
+        self.head_name = _find_head(model, head)
+        shift, scale = _normalisation(model, mean, std)
+        self.register_buffer("mean", shift, persistent=False)
+        self.register_buffer("std", scale, persistent=False)
+        self._verified = False
+
+    mean: Tensor | None
+    std: Tensor | None
+
+    @property
+    def head(self) -> nn.Linear:
+        head = self.model.get_submodule(self.head_name)
+        assert isinstance(head, nn.Linear)  # checked by _find_head, and nobody replaces it
+        return head
+
+    @property
+    def num_classes(self) -> int:
+        return self.head.out_features
+
+    @property
+    def device(self) -> torch.device:
+        return self.head.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.head.weight.dtype
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """(features (B,d), logits (B,K)) of images (B,3,H,W) in [0,1]."""
+        entered: list[Tensor] = []
+        left: list[Tensor] = []
+
+        def watch(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+            entered.append(inputs[0])
+            left.append(output)
+
+        hook = self.head.register_forward_hook(watch)
+        try:
+            output = self.model(self.normalise(images))
+        finally:
+            hook.remove()
+        if not self._verified:
+            self._verify(entered, left, _logits(output), len(images))
+        return entered[0], left[0]
+
+    def features(self, images: Tensor) -> Tensor:
+        """What enters the head: (B,d)."""
+        return self(images)[0]  # type: ignore[no-any-return]
+
+    def normalise(self, images: Tensor) -> Tensor:
+        return images if self.mean is None or self.std is None else (images - self.mean) / self.std
+
+    def norms(self) -> list[nn.Module]:
+        """Every normalisation layer, in the order of registration."""
+        return [module for module in self.model.modules() if norms_of.is_norm(module)]
+
+    def replace_norms(self, replace: Callable[[nn.Module], nn.Module]) -> None:
+        """Put `replace(layer)` in the place of every normalisation layer."""
+        for name, module in list(self.model.named_modules()):
+            if norms_of.is_norm(module):
+                self.model.set_submodule(name, replace(module))
+
+    def learning(self, updates: Updates) -> list[nn.Parameter]:
+        """The parameters that learn: scale and shift of "norm"s, "features" (all but the head), "all" or "none"."""
+        if updates == "none":
+            return []
+        if updates == "norm":
+            return [p for norm in self.norms() for p in norm.parameters(recurse=False)]
+        head = set(self.head.parameters()) if updates == "features" else set()
+        return [p for p in self.model.parameters() if p not in head]
+
+    def untracked(self) -> contextlib.AbstractContextManager[None]:
+        """A context in which no forward pass moves a running statistic."""
+        return norms_of.untracked(self.norms())
+
+    def _verify(self, entered: list[Tensor], left: list[Tensor], output: Any, batch: int) -> None:
+        """The head must be the model's last step, called once on one feature vector per image."""
+        advice = f"Name another layer with Classifier(model, head=...): it has {_linears(self.model)}."
+        if len(entered) != 1:
+            raise ValueError(f"head {self.head_name!r} ran {len(entered)} times in one pass; expected once. {advice}")
+        if entered[0].ndim != 2 or len(entered[0]) != batch:
+            raise ValueError(
+                f"head {self.head_name!r} received {tuple(entered[0].shape)} for {batch} images; "
+                f"expected ({batch}, features). {advice}"
+            )
+        if output is not left[0] and not (isinstance(output, Tensor) and torch.equal(output, left[0])):
+            raise ValueError(
+                f"the model's output is not what its head {self.head_name!r} returned; expected the head's scores "
+                f"as they are, without a softmax or a further layer behind them. {advice}"
+            )
+        self._verified = True
+
+
+def _find_head(model: nn.Module, name: str | None) -> str:
+    linears = _linears(model)
+    if name is not None:
+        if name not in linears:
+            raise ValueError(f"head {name!r} is not a Linear layer of the model; it has {linears or 'none at all'}")
+        return name
+    offered = getattr(model, "get_classifier", None)
+    if callable(offered):
+        head = offered()
+        found = [n for n in linears if model.get_submodule(n) is head]
+        if found:
+            return found[0]
+    if not linears:
+        raise ValueError(
+            "no head found: the model has no nn.Linear layer. Expected features followed by a linear layer; "
+            "put the last layer of the model into an nn.Linear"
+        )
+    return linears[-1]
+
+
+def _linears(model: nn.Module) -> list[str]:
+    return [name for name, module in model.named_modules() if isinstance(module, nn.Linear) and name]
+
+
+def _logits(output: Any) -> Any:
+    """Hugging Face models return an object that holds the logits."""
+    return getattr(output, "logits", output)
+
+
+def _normalisation(
+    model: nn.Module, mean: Statistics | None, std: Statistics | None
+) -> tuple[Tensor | None, Tensor | None]:
+    if (mean is None) != (std is None):
+        raise ValueError("mean and std belong together: give both or neither")
+    if mean is None:
+        config = getattr(model, "pretrained_cfg", None) or {}
+        mean, std = config.get("mean"), config.get("std")
+    if mean is None or std is None:
+        return None, None
+    shifted, scale = (torch.as_tensor(s, dtype=torch.float32).reshape(-1, 1, 1).expand(3, 1, 1) for s in (mean, std))
+    if not bool((scale > 0).all()):
+        raise ValueError(f"std is {std}; expected positive numbers, one per channel")
+    reference = next(model.parameters(), torch.empty(0))
+    return shifted.to(reference, copy=True), scale.to(reference, copy=True)

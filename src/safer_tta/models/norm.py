@@ -1,0 +1,84 @@
+"""Normalisation layers at test time: whose statistics they use, and whether those move.
+
+Batch-norm layers can take statistics from three places. In *eval* mode they use what source training left behind;
+in *train* mode those of the batch, still updating the running ones; with the running ones dropped, those of the
+batch and nothing else. MedBN is a fourth: it replaces the batch mean by the channel's median.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
+
+
+class MedBN(nn.Module):
+    """Median batch normalisation (Park et al., CVPR 2024): a few poisoned images cannot move a median far.
+
+    Per channel, over batch and space: m = median (the lower one of two), v = mean of (x - m)².
+    Always uses the batch at hand; there are no running statistics.
+    """
+
+    def __init__(self, weight: nn.Parameter | None, bias: nn.Parameter | None, eps: float) -> None:
+        super().__init__()
+        self.weight, self.bias, self.eps = weight, bias, eps
+
+    @classmethod
+    def like(cls, norm: nn.Module) -> nn.Module:
+        """The median version of a batch-norm layer; any other layer is returned as it is."""
+        return cls(norm.weight, norm.bias, norm.eps) if isinstance(norm, _BatchNorm) else norm
+
+    def forward(self, x: Tensor) -> Tensor:
+        channels = x.transpose(0, 1).flatten(1)
+        median = channels.median(dim=1, keepdim=True).values
+        centred = channels - median
+        normalised = centred * torch.rsqrt(centred.square().mean(dim=1, keepdim=True) + self.eps)
+        if self.weight is not None:
+            normalised = normalised * self.weight[:, None]
+        if self.bias is not None:
+            normalised = normalised + self.bias[:, None]
+        return normalised.reshape(x.transpose(0, 1).shape).transpose(0, 1)
+
+
+NORMS = (_BatchNorm, _InstanceNorm, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, MedBN)
+
+
+def is_norm(module: nn.Module) -> bool:
+    return isinstance(module, NORMS)
+
+
+def use_batch_statistics(norms: Iterable[nn.Module]) -> None:
+    """Drop the running statistics: from now on batch-norm layers use the batch, in train and in eval mode."""
+    for norm in norms:
+        if isinstance(norm, _BatchNorm):
+            norm.track_running_stats = False
+            norm.running_mean = norm.running_var = norm.num_batches_tracked = None
+
+
+def use_train_mode(norms: Iterable[nn.Module]) -> None:
+    """Normalise with the batch and keep updating the running statistics. Only norms: dropout stays off."""
+    for norm in norms:
+        if isinstance(norm, _BatchNorm):
+            norm.train()
+
+
+def moving_norms(norms: Iterable[nn.Module]) -> list[_BatchNorm]:
+    """The batch-norm layers whose running statistics a forward pass would move."""
+    return [n for n in norms if isinstance(n, _BatchNorm) and n.training and n.track_running_stats]
+
+
+@contextlib.contextmanager
+def untracked(norms: Iterable[nn.Module]) -> Iterator[None]:
+    """Inside, a forward pass in train mode uses the batch's statistics but moves no running one."""
+    moving = moving_norms(norms)
+    for norm in moving:
+        norm.track_running_stats = False
+    try:
+        yield
+    finally:
+        for norm in moving:
+            norm.track_running_stats = True

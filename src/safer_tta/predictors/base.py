@@ -1,0 +1,150 @@
+"""What a method asks for a prediction. The plain model, a model behind one transform and SAFER share this interface."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any, Self, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from ..models import Classifier
+from ..views import Draw
+
+
+@dataclass(frozen=True)
+class Report:
+    """Why a prediction came out as it did. Tensors stay on the device; nothing here waits for it.
+
+    weights (V,B): the share of every view in every image's prediction
+    reliability (V,): agreement of each view with the others
+    dropped: index of the view the pooling rule left out, -1 if it left out none
+    signal (B,): every image's suspicion (`feat_disagreement` unless the mixing uses another)
+    view_probs (V,B,K): what each view alone would have said
+    pipelines: the operators of each augmented view
+    """
+
+    weights: Tensor
+    reliability: Tensor | None = None
+    dropped: Tensor | None = None
+    signal: Tensor | None = None
+    view_probs: Tensor | None = None
+    pipelines: tuple[tuple[str, ...], ...] = ()
+
+    def __getitem__(self, name: str) -> Any:
+        try:
+            return getattr(self, name)
+        except AttributeError:
+            raise KeyError(name) from None
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """probs (B,K), logits (B,K), features (B,d), and a report on how they came about."""
+
+    probs: Tensor
+    logits: Tensor
+    features: Tensor
+    report: Report = field(repr=False)
+
+    @property
+    def labels(self) -> Tensor:
+        """The most probable class of every image, (B,)."""
+        return self.probs.argmax(dim=1)
+
+    def detach(self) -> Prediction:
+        """The same numbers without the graph that made them."""
+        return dataclasses.replace(_detached(self), report=_detached(self.report))
+
+
+R = TypeVar("R", Prediction, Report)
+
+
+def _detached(record: R) -> R:
+    tensors: dict[str, Any] = {name: value for name, value in vars(record).items() if isinstance(value, Tensor)}
+    return dataclasses.replace(record, **{name: tensor.detach() for name, tensor in tensors.items()})
+
+
+class Predictor:
+    """Images in, Prediction out, graph attached. Owns the generator from which all randomness comes."""
+
+    def __init__(self, classifier: Classifier | nn.Module, *, seed: int | None = None) -> None:
+        self.classifier = classifier if isinstance(classifier, Classifier) else Classifier(classifier)
+        # Without a seed of its own an object takes one from torch's, so that torch.manual_seed still decides.
+        self.seed = int(torch.randint(2**62, ())) if seed is None else seed
+        self.generator = torch.Generator().manual_seed(self.seed)
+        self.validate = True
+
+    def draw(self, images: Tensor) -> Draw:
+        """Check the images, then draw what is random about predicting them. Refused images draw nothing."""
+        check_images(images, values=self.validate)
+        return self.draw_views(len(images))
+
+    def __call__(self, images: Tensor, draw: Draw | None = None, *, track: bool = True) -> Prediction:
+        """Predict. draw: replay these views instead of fresh ones. track=False moves no buffer and no generator."""
+        if draw is None:
+            draw = self.draw(images) if track else self._peek(images)
+        if draw.batch != len(images):
+            raise ValueError(f"the draw was made for {draw.batch} images and {len(images)} came; draw again for these")
+        with contextlib.nullcontext() if track else self.classifier.untracked():
+            return self.predict(self.to_model(images), draw)
+
+    def over(self, classifier: Classifier) -> Self:
+        """The same predictor, generator included, looking through another classifier: teachers, anchors, copies."""
+        other = copy.copy(self)
+        other.classifier = classifier
+        return other
+
+    def to_model(self, images: Tensor) -> Tensor:
+        """Images in [0,1] on the device and in the precision of the model."""
+        scaled = images.to(self.classifier.device, self.classifier.dtype, non_blocking=True)
+        return scaled / 255 if images.dtype == torch.uint8 else scaled
+
+    def _peek(self, images: Tensor) -> Draw:
+        state = self.generator.get_state()
+        try:
+            return self.draw(images)
+        finally:
+            self.generator.set_state(state)
+
+    def draw_views(self, batch: int) -> Draw:
+        """Draw for a batch of checked images. Nothing is random unless a predictor says so."""
+        return Draw(batch)
+
+    def predict(self, images: Tensor, draw: Draw) -> Prediction:
+        raise NotImplementedError
+
+
+def single_view(classifier: Classifier, images: Tensor) -> Prediction:
+    """The prediction of one view, which has all the weight."""
+    features, logits = classifier(images)
+    probs = logits.softmax(dim=1)
+    report = Report(weights=probs.new_ones(1, len(probs)), view_probs=probs[None])
+    return Prediction(probs, logits, features, report)
+
+
+def check_images(images: Any, *, values: bool = True) -> None:
+    """Refuse what is not a batch of images in [0,1]. Looking at the values costs one reduction."""
+    if not isinstance(images, Tensor):
+        raise TypeError(f"images are {type(images).__name__}; expected a torch.Tensor (B,3,H,W)")
+    if images.ndim != 4 or images.shape[1] != 3 or 0 in images.shape:
+        raise ValueError(
+            f"images have shape {tuple(images.shape)}; expected (B,3,H,W) with at least one image. "
+            "Grey images: images.expand(-1, 3, -1, -1). Four channels: drop the alpha channel, images[:, :3]"
+        )
+    if images.dtype == torch.uint8:
+        return
+    if not images.is_floating_point():
+        raise TypeError(f"images are {images.dtype}; expected uint8 in 0..255 or floats in [0,1]")
+    if values:
+        lowest, highest = (bound.item() for bound in torch.aminmax(images.detach()))
+        if not (lowest >= 0 and highest <= 1):
+            if not bool(torch.isfinite(images).all()):
+                raise ValueError("images hold NaN or Inf; expected floats in [0,1]. Look for it where they are decoded")
+            raise ValueError(
+                f"images lie in [{lowest:.4g}, {highest:.4g}]; expected [0,1] before any normalisation. "
+                "Pass uint8, or divide by 255; declare normalisation with Classifier(model, mean=..., std=...)"
+            )

@@ -1,0 +1,93 @@
+"""SAFER: several stochastic views of every image, weighted by how well their features agree, pooled into one answer.
+
+images → views (V,B,3,H,W) → one forward pass → reliability → weights → [mixing] → Σ w_v p_v
+"""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+from torch import Tensor, nn
+
+from .. import mixing as mixings
+from .. import pooling
+from ..models import Classifier
+from ..views import Draw, Pipeline
+from .base import Prediction, Predictor, Report
+
+LEAST_PROBABILITY = 1e-6  # where a method wants logits it gets log max(p, this)
+
+
+class Safer(Predictor):
+    """The pooled predictor of the paper.
+
+    views: augmented views beside the original (N; V = N + 1). 0 is the plain prediction.
+    pool: how views are weighted: mean, entropy, top1, cc or cc_drop (the paper's).
+    mixing: None (SAFER), "sigmoid" or a Mixing (SAFER-A): weight the original view by how suspicious it looks.
+    pipeline: "released", "paper" or a Pipeline: which operators a view is made of.
+    """
+
+    def __init__(
+        self,
+        classifier: Classifier | nn.Module,
+        views: int = 4,
+        pool: str = "cc_drop",
+        mixing: str | mixings.Mixer | None = None,
+        pipeline: str | Pipeline = "released",
+        seed: int | None = None,
+    ) -> None:
+        super().__init__(classifier, seed=seed)
+        if isinstance(views, bool) or not isinstance(views, int) or views < 0:
+            raise ValueError(f"views is {views!r}; expected the number of augmented views, 0 or more (the paper: 4)")
+        pooling.check_rule(pool)
+        self.views, self.pool = views, pool
+        self.mixing = mixings.create(mixing)
+        self.pipeline = Pipeline(pipeline) if isinstance(pipeline, str) else pipeline
+        self._warned = False
+
+    def draw_views(self, batch: int) -> Draw:
+        return self.pipeline.draw(self.views, batch, self.generator)
+
+    def predict(self, images: Tensor, draw: Draw) -> Prediction:
+        views = draw.views(images)
+        features, logits = self.classifier(views.flatten(0, 1))
+        features, logits = (t.unflatten(0, views.shape[:2]) for t in (features, logits))
+        probs = logits.softmax(dim=-1)
+        if len(views) > 1 and len(images) == 1:
+            self._warn_once()
+        pooled = pooling.pool(self.pool, probs, features)
+        weights = pooled.weights
+        if self.mixing is not None:
+            weights = self.mixing.weights(weights, probs, features)
+        report = Report(
+            weights=weights,
+            reliability=pooled.reliability,
+            dropped=pooled.dropped,
+            signal=self._suspicion(probs, features),
+            view_probs=probs,
+            pipelines=tuple(tuple(step.name for step in pipeline) for pipeline in draw.pipelines),
+        )
+        mean = _weighted(weights, probs)
+        logits = logits[0] if len(views) == 1 else mean.clamp_min(LEAST_PROBABILITY).log()
+        # Features are pooled with the base weights: mixing is about the answer, not about what features say.
+        return Prediction(mean, logits, _weighted(pooled.weights, features), report)
+
+    def _suspicion(self, probs: Tensor, features: Tensor) -> Tensor:
+        name = "feat_disagreement" if self.mixing is None else self.mixing.signal
+        with torch.no_grad():
+            return mixings.signal(name, probs, features)
+
+    def _warn_once(self) -> None:
+        if not self._warned:
+            self._warned = True
+            warnings.warn(
+                "a batch of one image: agreement between views is undefined, so every view gets the same weight. "
+                "Collect larger batches for reliability to mean something",
+                stacklevel=2,
+            )
+
+
+def _weighted(weights: Tensor, views: Tensor) -> Tensor:
+    """Σ_v w_v x_v over (V,B,·)."""
+    return (weights.unsqueeze(-1).to(views.dtype) * views).sum(dim=0)

@@ -1,0 +1,130 @@
+"""Tensors on disk in the safetensors format: eight bytes of length, a JSON header, raw bytes. No pickle.
+
+Written here because the core needs torch and numpy alone. A file appears under its name only when it is complete:
+it is written beside, flushed to the disk and then renamed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import struct
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_DTYPES: dict[str, torch.dtype] = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_LARGEST_HEADER = 100_000_000
+
+
+class TensorFileError(ValueError):
+    """A file that is damaged, cut short or not in the safetensors format."""
+
+
+@contextlib.contextmanager
+def atomic_write(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
+    """Open a temporary neighbour of `path`; it takes that name only if the block ends well."""
+    path = Path(path)
+    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+def write(
+    path: str | os.PathLike[str], tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
+) -> None:
+    """Write named tensors, and text about them, to `path`."""
+    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    offset = 0
+    for name, tensor in tensors.items():
+        if tensor.dtype not in _NAMES:
+            raise TypeError(f"tensor {name!r} is {tensor.dtype}; the format holds {', '.join(map(str, _NAMES))}")
+        size = tensor.numel() * tensor.element_size()
+        header[name] = {
+            "dtype": _NAMES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [offset, offset + size],
+        }
+        offset += size
+    encoded = json.dumps(header, separators=(",", ":")).encode()
+    encoded += b" " * (-len(encoded) % 8)  # data starts on an eight-byte boundary, as the format asks
+    with atomic_write(path) as file:
+        file.write(struct.pack("<Q", len(encoded)))
+        file.write(encoded)
+        for tensor in tensors.values():
+            file.write(raw_bytes(tensor))
+
+
+def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Read (tensors, metadata) from `path`. Tensors own their memory."""
+    header, metadata, start = _read_header(path)
+    data = np.fromfile(path, dtype=np.uint8, offset=start)
+    tensors: dict[str, Tensor] = {}
+    for name, entry in header.items():
+        begin, end = entry["data_offsets"]
+        if end > len(data):
+            raise TensorFileError(f"{path}: cut short: tensor {name!r} ends at byte {end} of {len(data)}")
+        tensors[name] = _tensor(path, name, entry, data[begin:end])
+    return tensors, metadata
+
+
+def read_metadata(path: str | os.PathLike[str]) -> dict[str, str]:
+    """Read only the text in the header."""
+    return _read_header(path)[1]
+
+
+def _read_header(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, str], int]:
+    with open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        prefix = file.read(8)
+        length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
+        if not 2 <= length <= min(_LARGEST_HEADER, size - 8):
+            raise TensorFileError(f"{path}: not a safetensors file (header of {length} bytes in a file of {size})")
+        encoded = file.read(length)
+    try:
+        header = json.loads(encoded)
+        metadata = header.pop("__metadata__", {})
+    except (ValueError, AttributeError) as error:
+        raise TensorFileError(f"{path}: not a safetensors file (its header is not a JSON object)") from error
+    return header, metadata, 8 + length
+
+
+def _tensor(path: str | os.PathLike[str], name: str, entry: Mapping[str, Any], raw: np.ndarray[Any, Any]) -> Tensor:
+    try:
+        dtype, shape = _DTYPES[entry["dtype"]], tuple(int(side) for side in entry["shape"])
+        flat = torch.from_numpy(raw.copy()).view(dtype) if len(raw) else torch.empty(0, dtype=dtype)
+        return flat.reshape(shape)
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise TensorFileError(f"{path}: tensor {name!r} does not fit its description {dict(entry)}") from error
+
+
+def raw_bytes(tensor: Tensor) -> bytes:
+    """The numbers of a tensor as they lie in memory, row by row."""
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""

@@ -1,0 +1,272 @@
+"""The sixteen operators of the views, batched: one call on (B,3,H,W), one parameter per image, no loop over images.
+
+`OPERATORS[name](images, values, generator=...)` applies one, `OPERATORS[name].sample(n, generator)` draws its
+parameters (None where it has none). Images are in [0,1] and clamped to it afterwards. Parameters live on the CPU, so
+that a draw can be replayed on any device. Posterize and equalize are steps: they pass gradients straight through,
+else an attack through the views would see none and robustness would be overstated.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Generator, Tensor
+
+Sampler = Callable[[int, Generator | None], Tensor]
+Function = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Operator:
+    name: str
+    function: Callable[..., Tensor]
+    sampler: Sampler | None
+    smoothing: bool
+    random: bool
+
+    def sample(self, n: int, generator: Generator | None = None) -> Tensor | None:
+        """One parameter for each of n images, or None where the operator has none."""
+        return None if self.sampler is None else self.sampler(n, generator)
+
+    def __call__(self, images: Tensor, values: Tensor | None = None, *, generator: Generator | None = None) -> Tensor:
+        self._check(images, values)
+        x = images.float() if images.dtype in (torch.bfloat16, torch.float16) else images
+        arguments = () if values is None else (values,)
+        keywords = {"generator": generator} if self.random else {}
+        y = self.function(x, *arguments, **keywords)
+        return y.clamp(0, 1).to(images.dtype)
+
+    def _check(self, images: Tensor, values: Tensor | None) -> None:
+        if images.ndim != 4 or images.shape[1] != 3 or not images.is_floating_point():
+            raise ValueError(
+                f"{self.name} received {images.dtype} of shape {tuple(images.shape)}; expected floats (B,3,H,W)"
+            )
+        if (values is None) != (self.sampler is None) or (values is not None and values.shape != images.shape[:1]):
+            came = None if values is None else tuple(values.shape)
+            wanted = "no values" if self.sampler is None else f"one value per image ({len(images)},)"
+            raise ValueError(f"{self.name} received values {came}; expected {wanted}, as OPERATORS[name].sample draws")
+
+
+OPERATORS: dict[str, Operator] = {}
+
+
+def operator(
+    sampler: Sampler | None = None, *, smoothing: bool = False, random: bool = False
+) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
+    """Register a function of (images, values) under its name. random: it also draws from a generator of its own."""
+
+    def register(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        OPERATORS[function.__name__] = Operator(function.__name__, function, sampler, smoothing, random)
+        return function
+
+    return register
+
+
+def uniform(low: float, high: float) -> Sampler:
+    return lambda n, generator: torch.rand(n, generator=generator) * (high - low) + low
+
+
+def integers(low: int, high: int) -> Sampler:
+    return lambda n, generator: torch.randint(low, high + 1, (n,), generator=generator)
+
+
+def _per_image(values: Tensor, like: Tensor) -> Tensor:
+    """(B,) on the CPU -> (B,1,1,1) beside the images."""
+    return values.to(like.device, like.dtype, non_blocking=True).view(-1, 1, 1, 1)
+
+
+def _straight_through(x: Tensor, y: Tensor) -> Tensor:
+    """The value of y with the gradient of x."""
+    return x + (y - x).detach() if x.requires_grad else y
+
+
+def grey(images: Tensor) -> Tensor:
+    red, green, blue = images.unbind(1)
+    return (0.2989 * red + 0.587 * green + 0.114 * blue).unsqueeze(1)
+
+
+# --- smoothing and frequency ---------------------------------------------------------------------------------------
+
+KERNEL = 9
+
+
+@functools.lru_cache(maxsize=16)
+def _reflected_taps(side: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """(9, side*side): for each tap of the kernel, the matrix that fetches that (reflected) neighbour."""
+    half = KERNEL // 2
+    target = torch.arange(side)
+    taps = torch.zeros(KERNEL, side, side, dtype=dtype)
+    for tap in range(KERNEL):
+        source = (target + tap - half).abs() % max(1, 2 * (side - 1))
+        source = torch.where(source >= side, 2 * (side - 1) - source, source)
+        taps[tap, source, target] = 1
+    return taps.flatten(1).to(device)
+
+
+def _blur_matrix(sigma: Tensor, side: int) -> Tensor:
+    """(B, side, side): blurring along one axis is a product with a banded matrix, so BLAS does the work."""
+    distance = torch.arange(KERNEL, device=sigma.device, dtype=sigma.dtype) - KERNEL // 2
+    kernel = torch.exp(-(distance**2) / (2 * sigma[:, None] ** 2))
+    kernel = kernel / kernel.sum(dim=1, keepdim=True)
+    return (kernel @ _reflected_taps(side, sigma.device, sigma.dtype)).view(-1, side, side)
+
+
+@operator(uniform(1.0, 3.0), smoothing=True)
+def gaussian_blur(images: Tensor, sigma: Tensor) -> Tensor:
+    batch, channels, height, width = images.shape
+    sigma = sigma.to(images.device, images.dtype, non_blocking=True)
+    rows = images.reshape(batch, channels * height, width) @ _blur_matrix(sigma, width)
+    columns = _blur_matrix(sigma, height).transpose(1, 2).unsqueeze(1)
+    return columns @ rows.view(batch, channels, height, width)
+
+
+@operator(uniform(0.2, 0.6), smoothing=True)
+def fft_low_pass(images: Tensor, keep: Tensor) -> Tensor:
+    """Keep a box of the shifted spectrum. The box is not symmetric about zero; the real part of what it returns is
+    what the symmetrised mask (M(f) + M(-f)) / 2 returns, and that one works on half a spectrum."""
+    height, width = images.shape[-2:]
+    rows, rows_mirrored = _box(keep, height)
+    columns, columns_mirrored = _box(keep, width)
+    half = width // 2 + 1
+    mask = rows[:, :, None] * columns[:, None, :half] + rows_mirrored[:, :, None] * columns_mirrored[:, None, :half]
+    mask = (mask / 2).to(images.device, images.dtype, non_blocking=True)
+    spectrum: Tensor = torch.fft.rfft2(images) * mask[:, None]
+    filtered: Tensor = torch.fft.irfft2(spectrum, s=(height, width))
+    return filtered
+
+
+def _box(keep: Tensor, side: int) -> tuple[Tensor, Tensor]:
+    """(B, side) masks of the kept frequencies f and of -f, in the order of the unshifted spectrum."""
+    kept = torch.ceil(keep.double() * side).clamp_min(1)[:, None]
+    first = torch.div(side - kept, 2, rounding_mode="floor")
+    place = (torch.arange(side) + side // 2) % side  # where frequency i stands in the shifted spectrum
+    mask = ((place >= first) & (place < first + kept)).float()
+    return mask, mask[:, (-torch.arange(side)) % side]
+
+
+@operator(uniform(0.01, 0.10), random=True)
+def gaussian_noise(images: Tensor, sigma: Tensor, *, generator: Generator | None = None) -> Tensor:
+    noise = torch.randn(images.shape, generator=generator, device=images.device, dtype=images.dtype)
+    return images + _per_image(sigma, images) * noise
+
+
+# --- photometric ---------------------------------------------------------------------------------------------------
+
+
+@operator()
+def equalize(images: Tensor) -> Tensor:
+    flat = images.detach().flatten(2)
+    counts = torch.zeros(*flat.shape[:2], 256, device=flat.device, dtype=torch.float32)
+    counts.scatter_add_(2, (flat * 256).long().clamp_(0, 255), torch.ones((), device=flat.device).expand_as(flat))
+    cdf = counts.cumsum(2)
+    first = torch.where(cdf > 0, cdf, torch.inf).amin(2, keepdim=True)  # the cdf at the first bin that holds anything
+    spread = flat.shape[2] - first
+    table = ((cdf - first) / spread.clamp_min(1)).to(flat.dtype)
+    looked_up = table.gather(2, (flat * 255).round().long().clamp_(0, 255))
+    equalized = torch.where(spread > 0, looked_up, flat)  # a channel of one bin stays as it is
+    return _straight_through(images, equalized.view_as(images).clamp(0, 1))
+
+
+@operator()
+def invert(images: Tensor) -> Tensor:
+    return 1 - images
+
+
+@operator(uniform(0.1, 0.9))
+def solarize(images: Tensor, threshold: Tensor) -> Tensor:
+    return torch.where(images < _per_image(threshold, images), images, 1 - images)
+
+
+@operator(integers(2, 5))
+def posterize(images: Tensor, bits: Tensor) -> Tensor:
+    levels = _per_image(2**bits - 1, images)
+    return _straight_through(images, torch.floor(images * levels) / levels)
+
+
+@operator(uniform(0.4, 1.6))
+def contrast(images: Tensor, factor: Tensor) -> Tensor:
+    return _blend(grey(images).mean(dim=(1, 2, 3), keepdim=True), images, factor)
+
+
+@operator(uniform(0.4, 1.6))
+def brightness(images: Tensor, factor: Tensor) -> Tensor:
+    return images * _per_image(factor, images)
+
+
+@operator(uniform(0.4, 1.6))
+def saturation(images: Tensor, factor: Tensor) -> Tensor:
+    return _blend(grey(images), images, factor)
+
+
+@operator(uniform(0.0, 10.0))
+def sharpness(images: Tensor, factor: Tensor) -> Tensor:
+    rows = images[..., :-2, :] + images[..., 1:-1, :] + images[..., 2:, :]
+    box = rows[..., :-2] + rows[..., 1:-1] + rows[..., 2:]
+    inner = images[..., 1:-1, 1:-1]
+    factor = _per_image(factor, images)
+    sharpened = images.clone()  # at the border the smoothed image is the image, so blending changes nothing
+    sharpened[..., 1:-1, 1:-1] = torch.lerp((box + 4 * inner) / 13, inner, factor)
+    return sharpened
+
+
+def _blend(base: Tensor, images: Tensor, factor: Tensor) -> Tensor:
+    factor = _per_image(factor, images)
+    return base * (1 - factor) + images * factor
+
+
+# --- geometric: nearest neighbour, black outside ------------------------------------------------------------------
+
+
+def _warp(images: Tensor, matrix: list[list[Tensor | float]]) -> Tensor:
+    """Fetch every pixel from matrix · (x, y, 1), in pixels from the centre, y downwards; one matrix per image."""
+    batch, _, height, width = images.shape
+    (a, b, c), (d, e, f) = matrix
+    # grid_sample counts in half sides
+    scaled = [
+        a,
+        _times(b, height / width),
+        _times(c, 2 / width),
+        _times(d, width / height),
+        e,
+        _times(f, 2 / height),
+    ]
+    columns = [torch.as_tensor(value, dtype=torch.float64).expand(batch) for value in scaled]
+    theta = torch.stack(columns, dim=1).view(batch, 2, 3)
+    theta = theta.to(images.dtype).to(images.device, non_blocking=True)
+    grid = F.affine_grid(theta, list(images.shape), align_corners=False)
+    return F.grid_sample(images, grid, mode="nearest", padding_mode="zeros", align_corners=False)
+
+
+def _times(value: Tensor | float, factor: float) -> Tensor | float:
+    return value * factor
+
+
+@operator(uniform(-20.0, 20.0))
+def shear_x(images: Tensor, degrees: Tensor) -> Tensor:
+    return _warp(images, [[1.0, torch.tan(torch.deg2rad(degrees.double())), 0.0], [0.0, 1.0, 0.0]])
+
+
+@operator(uniform(-20.0, 20.0))
+def shear_y(images: Tensor, degrees: Tensor) -> Tensor:
+    return _warp(images, [[1.0, 0.0, 0.0], [torch.tan(torch.deg2rad(degrees.double())), 1.0, 0.0]])
+
+
+@operator(uniform(-0.2, 0.2))
+def translate_x(images: Tensor, share: Tensor) -> Tensor:
+    return _warp(images, [[1.0, 0.0, -torch.round(share.double() * images.shape[3])], [0.0, 1.0, 0.0]])
+
+
+@operator(uniform(-0.2, 0.2))
+def translate_y(images: Tensor, share: Tensor) -> Tensor:
+    return _warp(images, [[1.0, 0.0, 0.0], [0.0, 1.0, -torch.round(share.double() * images.shape[2])]])
+
+
+@operator(uniform(-30.0, 30.0))
+def rotate(images: Tensor, degrees: Tensor) -> Tensor:
+    angle = torch.deg2rad(degrees.double())
+    cosine, sine = torch.cos(angle), torch.sin(angle)
+    return _warp(images, [[cosine, -sine, 0.0], [sine, cosine, 0.0]])

@@ -1,0 +1,102 @@
+"""Who is drawn, in what order: one pipeline of operators per augmented view, its parameters anew for every image."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Generator, Tensor
+
+from .operators import OPERATORS
+
+Preset = Callable[[int, Generator], list[str]]
+PRESETS: dict[str, Preset] = {}
+
+
+@dataclass(frozen=True)
+class Step:
+    """One operator with the parameters of every image; `seed` starts the noise of operators that need some."""
+
+    name: str
+    values: Tensor | None
+    seed: int
+
+    def __call__(self, images: Tensor) -> Tensor:
+        generator = torch.Generator(images.device).manual_seed(self.seed) if OPERATORS[self.name].random else None
+        return OPERATORS[self.name](images, self.values, generator=generator)
+
+
+@dataclass(frozen=True)
+class Draw:
+    """All the randomness of one batch: applying a draw twice gives the same views twice."""
+
+    batch: int
+    pipelines: tuple[tuple[Step, ...], ...] = ()
+
+    def views(self, images: Tensor) -> Tensor:
+        """(V,B,3,H,W); view 0 is the images themselves."""
+        views = [images]
+        for pipeline in self.pipelines:
+            view = images
+            for step in pipeline:
+                view = step(view)
+            views.append(view)
+        return torch.stack(views)
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """How pipelines are drawn: a preset (`released` or `paper`) and the number of operators in each."""
+
+    preset: str = "released"
+    max_operators: int = 3
+
+    def __post_init__(self) -> None:
+        if self.preset not in PRESETS:
+            raise ValueError(f"pipeline {self.preset!r} is unknown; expected one of {', '.join(PRESETS)}")
+        if not 1 <= self.max_operators <= len(OPERATORS):
+            raise ValueError(f"max_operators is {self.max_operators}; expected 1 to {len(OPERATORS)}")
+
+    def draw(self, views: int, batch: int, generator: Generator) -> Draw:
+        """Draw `views` pipelines for a batch."""
+        return Draw(batch, tuple(self._draw_one(batch, generator) for _ in range(views)))
+
+    def _draw_one(self, batch: int, generator: Generator) -> tuple[Step, ...]:
+        names = PRESETS[self.preset](self.max_operators, generator)
+        return tuple(Step(name, OPERATORS[name].sample(batch, generator), _seed(generator)) for name in names)
+
+
+def preset(function: Preset) -> Preset:
+    """Register a function of (number of operators, generator) that names the operators of one pipeline."""
+    PRESETS[function.__name__] = function
+    return function
+
+
+@preset
+def released(count: int, generator: Generator) -> list[str]:
+    """Noise first, then one smoothing operator, then distinct ones from the rest in random order."""
+    smoothing = _choose(_smoothing(), 1, generator)
+    first = ["gaussian_noise", *smoothing] if count > 1 else smoothing
+    rest = [name for name in OPERATORS if name not in first]
+    return first + _choose(rest, count - len(first), generator)
+
+
+@preset
+def paper(count: int, generator: Generator) -> list[str]:
+    """One smoothing operator and distinct others, all in random order; noise is not forced."""
+    smoothing = _choose(_smoothing(), 1, generator)
+    chosen = smoothing + _choose([name for name in OPERATORS if name not in smoothing], count - 1, generator)
+    return _choose(chosen, count, generator)
+
+
+def _smoothing() -> list[str]:
+    return [name for name, operator in OPERATORS.items() if operator.smoothing]
+
+
+def _choose(names: list[str], count: int, generator: Generator) -> list[str]:
+    return [names[i] for i in torch.randperm(len(names), generator=generator)[:count].tolist()]
+
+
+def _seed(generator: Generator) -> int:
+    return int(torch.randint(2**62, (), generator=generator))

@@ -1,0 +1,92 @@
+"""Small models and images that every test room uses."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import safer_tta
+
+SHARED = Path(os.environ.get("SAFER_SHARED", Path(__file__).parents[2] / "shared"))
+PACS = SHARED / "data" / "PACS"
+WEIGHTS = SHARED / "weights" / "resnet50_imagenet1k.safetensors"
+
+needs_pacs = pytest.mark.skipif(not PACS.is_dir(), reason="the PACS images are not beside this checkout")
+needs_weights = pytest.mark.skipif(not WEIGHTS.is_file(), reason="the ImageNet weights are not beside this checkout")
+
+CLASSES = 5
+
+
+class SmallNet(nn.Module):
+    """Two convolutions, batch norm, a linear head: everything a method touches, in milliseconds."""
+
+    def __init__(self, classes: int = CLASSES, norm: type[nn.Module] | str = "batch") -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 8, 3, stride=2, padding=1)
+        self.norm1 = _norm(norm, 8)
+        self.conv2 = nn.Conv2d(8, 16, 3, stride=2, padding=1)
+        self.norm2 = _norm(norm, 16)
+        self.dropout = nn.Dropout(0.5)
+        self.fc = nn.Linear(16, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.norm1(self.conv1(x)))
+        x = torch.relu(self.norm2(self.conv2(x)))
+        return self.fc(self.dropout(x.mean(dim=(2, 3))))
+
+
+def _norm(kind: str, channels: int) -> nn.Module:
+    if kind == "batch":
+        return nn.BatchNorm2d(channels)
+    return nn.GroupNorm(1, channels) if kind == "group" else nn.Identity()
+
+
+def small_net(classes: int = CLASSES, norm: str = "batch", seed: int = 0) -> SmallNet:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = SmallNet(classes, norm)
+        for module in model.modules():  # statistics as source training would leave them, not 0 and 1
+            if isinstance(module, nn.BatchNorm2d):
+                module.running_mean.uniform_(-0.2, 0.2)
+                module.running_var.uniform_(0.5, 1.5)
+        model.fc.weight.data *= 10  # confident enough for pseudo-labels
+        return model
+
+
+def batches(count: int, size: int = 6, side: int = 24, seed: int = 1) -> list[Tensor]:
+    """Noise over a colour of its own: images that a random network tells apart."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def uniform(*shape: int) -> Tensor:
+        return torch.rand(size, 3, *shape, generator=generator)
+
+    return [0.3 * uniform(side, side) + 0.7 * uniform(1, 1) for _ in range(count)]
+
+
+@pytest.fixture
+def model() -> nn.Module:
+    return small_net()
+
+
+@pytest.fixture
+def images() -> Tensor:
+    return batches(1)[0]
+
+
+def classifier(**options: object) -> safer_tta.Classifier:
+    return safer_tta.Classifier(small_net(**options))  # type: ignore[arg-type]
+
+
+def photographs(count: int = 6, side: int = 60, kind: str = "*") -> Tensor:
+    """Real photographs of PACS, of one class or one of each, as floats (count,3,side,side)."""
+    import numpy as np
+    from PIL import Image
+
+    folders = sorted((PACS / "photo").glob(kind))
+    paths = [path for folder in folders for path in sorted(folder.iterdir())[: 1 if kind == "*" else count]]
+    pictures = [np.asarray(Image.open(p).convert("RGB").resize((side, side))) for p in paths[:count]]
+    return torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2).float() / 255

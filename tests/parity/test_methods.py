@@ -1,0 +1,133 @@
+"""Methods against their papers' updates, written straight down for a plain model."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import safer_tta
+from tests.conftest import batches, small_net
+
+
+def norms(model: nn.Module) -> list[nn.BatchNorm2d]:
+    return [m for m in model.modules() if isinstance(m, nn.BatchNorm2d)]
+
+
+def test_tent_is_ten_lines():
+    source = small_net().double()
+    ours = safer_tta.adapt(source, "tent", safer=False)
+
+    model = copy.deepcopy(source).eval()
+    for norm in norms(model):
+        norm.track_running_stats, norm.running_mean, norm.running_var = False, None, None
+    optimizer = torch.optim.Adam([p for n in norms(model) for p in (n.weight, n.bias)], lr=1e-3)
+    for images in batches(5):
+        images = images.double()
+        logits = model(images)
+        loss = -(logits.softmax(1) * logits.log_softmax(1)).sum(1).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        assert torch.allclose(ours(images).logits, logits.detach(), rtol=0, atol=1e-6)
+    for (name, a), (_, b) in zip(ours.export().named_parameters(), model.named_parameters(), strict=True):
+        assert torch.allclose(a, b, rtol=0, atol=1e-6), name
+
+
+def test_pl_learns_from_confident_images():
+    source = small_net().double()
+    ours = safer_tta.adapt(source, "pl", safer=False)
+
+    model = copy.deepcopy(source).train()
+    model.dropout.eval()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
+    steps = 0
+    for images in batches(5):
+        images = images.double()
+        logits = model(images)
+        confidence, label = logits.softmax(1).max(1)
+        keep = confidence > 0.9
+        assert 0 < keep.sum() < len(keep), "this test needs confident and unconfident images"
+        steps += 1
+        optimizer.zero_grad()
+        F.cross_entropy(logits[keep], label[keep]).backward()
+        optimizer.step()
+        assert torch.allclose(ours(images).logits, logits.detach(), rtol=0, atol=1e-6)
+    assert steps == 5
+    exported = ours.export().state_dict()
+    for name, tensor in model.state_dict().items():
+        assert torch.allclose(exported[name], tensor, rtol=0, atol=1e-6), name
+
+
+def test_bn_uses_the_batch_and_moves_the_running_statistics():
+    source = small_net().double()
+    ours = safer_tta.adapt(source, "bn", safer=False)
+    model = copy.deepcopy(source).train()
+    model.dropout.eval()
+    for images in batches(3):
+        assert torch.allclose(ours(images).logits, model(images.double()).detach(), rtol=0, atol=1e-9)
+    exported = ours.export().state_dict()
+    assert all(torch.allclose(exported[name], tensor) for name, tensor in model.state_dict().items())
+
+
+def test_none_is_the_source_model_in_eval_mode():
+    source = small_net().double()
+    ours = safer_tta.adapt(source, "none", safer=False)
+    for images in batches(2):
+        assert torch.equal(ours(images).logits, copy.deepcopy(source).eval()(images.double()).detach())
+
+
+def medbn(norm: nn.BatchNorm2d, x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    for c in range(x.shape[1]):
+        values = sorted(x[:, c].flatten().tolist())
+        median = values[(len(values) - 1) // 2]
+        variance = sum((v - median) ** 2 for v in values) / len(values)
+        out[:, c] = (x[:, c] - median) / (variance + norm.eps) ** 0.5 * norm.weight[c] + norm.bias[c]
+    return out
+
+
+def test_medbn_normalises_about_the_lower_median():
+    from safer_tta.models.norm import MedBN
+
+    norm = nn.BatchNorm2d(4).double()
+    nn.init.uniform_(norm.weight)
+    nn.init.uniform_(norm.bias)
+    x = torch.randn(5, 4, 3, 4, dtype=torch.float64) ** 3
+    assert torch.allclose(MedBN.like(norm)(x), medbn(norm, x), rtol=0, atol=1e-10)
+
+
+def test_tent_with_medbn_replaces_every_batch_norm():
+    source = small_net().double()
+    ours = safer_tta.adapt(source, "tent", safer=False, norm="medbn")
+    images = batches(1)[0].double()
+    model = copy.deepcopy(source).eval()
+    for norm in norms(model):
+        norm.forward = lambda x, norm=norm: medbn(norm, x)
+    assert torch.allclose(ours(images).logits, model(images).detach(), atol=1e-9)
+    assert ours.state_bytes > 0
+
+
+@pytest.mark.parametrize("quality", [50])
+def test_jpeg_is_close_to_a_real_codec(quality):
+    import io
+
+    import numpy as np
+    from PIL import Image
+
+    from safer_tta.predictors import TRANSFORMS
+
+    smooth = F.interpolate(
+        torch.rand(1, 3, 9, 11, generator=torch.Generator().manual_seed(0)), (70, 90), mode="bicubic"
+    )
+    image = (smooth.clamp(0, 1) * 255).round() / 255
+    buffer = io.BytesIO()
+    pixels = (image[0].permute(1, 2, 0) * 255).round().byte().numpy()
+    Image.fromarray(pixels).save(buffer, format="JPEG", quality=quality)
+    codec = np.asarray(Image.open(buffer).convert("RGB")).astype(float)
+    ours = TRANSFORMS["jpeg"](image)[0].permute(1, 2, 0).numpy() * 255
+    untouched = np.abs(pixels - codec).mean()
+    assert np.abs(ours - codec).mean() < 0.25 * untouched

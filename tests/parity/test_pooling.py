@@ -1,0 +1,182 @@
+"""Reliability, pooling rules and mixing against the paper's formulas, written as loops over float64 numbers."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from safer_tta import mixing, pooling
+from tests.conftest import classifier, needs_pacs, photographs
+
+V, B, K, D = 5, 7, 4, 9
+
+
+def random_views(seed: int, views: int = V) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    common = torch.randn(B, D, generator=generator)
+    features = common + 0.7 * torch.randn(views, B, D, generator=generator)
+    return (3 * torch.randn(views, B, K, generator=generator)).softmax(-1), features
+
+
+def real_views() -> tuple[torch.Tensor, torch.Tensor]:
+    from safer_tta import Safer
+
+    predictor = Safer(classifier(), seed=0)
+    images = photographs()
+    with torch.no_grad():
+        features, logits = predictor.classifier(predictor.draw(images).views(images).flatten(0, 1))
+    return logits.softmax(-1).unflatten(0, (5, -1)), features.unflatten(0, (5, -1))
+
+
+CASES = [pytest.param(lambda s=s: random_views(s), id=f"random{s}") for s in range(4)]
+CASES.append(pytest.param(real_views, id="photographs", marks=needs_pacs))
+
+
+def reliability(features: np.ndarray) -> list[float]:
+    views, batch, dimensions = features.shape
+    z = np.zeros_like(features)
+    for v in range(views):
+        for k in range(dimensions):
+            mean = sum(features[v, b, k] for b in range(batch)) / batch
+            variance = sum((features[v, b, k] - mean) ** 2 for b in range(batch)) / batch
+            for b in range(batch):
+                z[v, b, k] = (features[v, b, k] - mean) / (math.sqrt(variance + 1e-6) + 1e-6)
+    r = []
+    for v in range(views):
+        total = 0.0
+        for u in range(views):
+            if u != v:
+                total += sum(sum(z[v, b, k] * z[u, b, k] for b in range(batch)) / batch for k in range(dimensions))
+        r.append(total / dimensions / (views - 1))
+    return r
+
+
+def entropy(p: np.ndarray) -> float:
+    return -sum(x * math.log(x) for x in p if x > 0)
+
+
+def raw_weights(rule: str, probs: np.ndarray, features: np.ndarray) -> np.ndarray:
+    views, batch, classes = probs.shape
+    if rule in ("cc", "cc_drop"):
+        rho = [max(r, 0.0) for r in reliability(features)]
+        if rule == "cc_drop":
+            rho[rho.index(min(rho))] = 0.0
+        return np.array([[r] * batch for r in rho])
+    one = {
+        "mean": lambda p: 1.0,
+        "entropy": lambda p: 1 - entropy(p) / math.log(classes),
+        "top1": lambda p: max(p),
+    }[rule]
+    return np.array([[one(probs[v, b]) for b in range(batch)] for v in range(views)])
+
+
+def expected_weights(rule: str, probs: np.ndarray, features: np.ndarray) -> np.ndarray:
+    raw = raw_weights(rule, probs, features)
+    for b in range(raw.shape[1]):
+        total = raw[:, b].sum()
+        raw[:, b] = raw[:, b] / total if total > 1e-6 else 1 / len(raw)
+    return raw
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_reliability(case):
+    _, features = case()
+    assert pooling.reliability(features).numpy() == pytest.approx(reliability(features.double().numpy()), abs=1e-5)
+
+
+@pytest.mark.parametrize("rule", pooling.RULES)
+@pytest.mark.parametrize("case", CASES)
+def test_weights(rule, case):
+    probs, features = case()
+    ours = pooling.weights(rule, probs, features).numpy()
+    assert ours == pytest.approx(expected_weights(rule, probs.double().numpy(), features.double().numpy()), abs=1e-5)
+
+
+def margin(p: np.ndarray) -> float:
+    best, second = sorted(p, reverse=True)[:2]
+    return best - second
+
+
+def expected_signals(probs: np.ndarray, features: np.ndarray, b: int) -> dict[str, float]:
+    p, q = probs[0, b], probs[1:, b].mean(0)
+    z, y = features[0, b], features[1:, b].mean(0)
+    floor = [max(x, 1e-8) for x in p], [max(x, 1e-8) for x in q]
+    forth = sum(x * math.log(x / w) for x, w in zip(*floor, strict=True))
+    back = sum(w * math.log(w / x) for x, w in zip(*floor, strict=True))
+    cosine = float(z @ y / math.sqrt((z @ z) * (y @ y)))
+    return {
+        "orig_conf": max(p),
+        "orig_margin": margin(p),
+        "aug_margin": margin(q),
+        "orig_entropy": entropy(p),
+        "aug_entropy": entropy(q),
+        "margin_gap": margin(p) - margin(q),
+        "entropy_gap": entropy(p) - entropy(q),
+        "prob_disagreement": 0.5 * (forth + back),
+        "feat_disagreement": min(max(1 - cosine, 0.0), 2.0),
+    }
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_signals(case):
+    probs, features = case()
+    ours = mixing.signals(probs, features)
+    for b in range(probs.shape[1]):
+        expected = expected_signals(probs.double().numpy(), features.double().numpy(), b)
+        assert set(ours) == set(expected)
+        for name, value in expected.items():
+            assert ours[name][b].item() == pytest.approx(value, abs=1e-5), name
+
+
+@pytest.mark.parametrize("higher", [True, False])
+@pytest.mark.parametrize("curve", mixing.CURVES)
+@pytest.mark.parametrize("signal", mixing.SIGNALS)
+def test_mixing(signal, curve, higher):
+    probs, features = random_views(5)
+    options = {"tau": 0.3, "kappa": 4.0, "delta": 0.2, "alpha_attacked": 0.1, "alpha_clean": 0.8}
+    rule = mixing.Mixing(curve=curve, signal=signal, higher_is_suspicious=higher, **options)
+    base = pooling.weights("cc_drop", probs, features)
+    ours = rule.weights(base, probs, features).numpy()
+    for b in range(B):
+        s = expected_signals(probs.double().numpy(), features.double().numpy(), b)[signal]
+        o = s - 0.3 if higher else 0.3 - s
+        q = {
+            "step": float(o >= 0),
+            "linear": min(max(0.5 + o / 0.2, 0), 1),
+            "sigmoid": 1 / (1 + math.exp(-4 * o)),
+        }[curve]
+        alpha = 0.8 + q * (0.1 - 0.8)
+        rest = base[1:, b].double().numpy()
+        assert ours[0, b] == pytest.approx(alpha, abs=1e-5)
+        assert ours[1:, b] == pytest.approx((1 - alpha) * rest / rest.sum(), abs=1e-5)
+
+
+def test_defaults_are_the_papers():
+    rule = mixing.Mixing()
+    assert (rule.tau, rule.kappa, rule.alpha_attacked, rule.alpha_clean) == (0.2, 3.0, 0.25, 0.65)
+    assert (rule.curve, rule.signal) == ("sigmoid", "feat_disagreement")
+
+
+def test_mixing_shares_evenly_when_all_augmented_views_have_nothing():
+    probs, features = random_views(1)
+    base = torch.zeros(V, B)
+    base[0] = 1
+    weights = mixing.Mixing().weights(base, probs, features)
+    assert torch.allclose(weights[1:], (1 - weights[0]).expand(V - 1, B) / (V - 1))
+
+
+def test_gradients_flow_through_the_weights():
+    """d(weight)/d(features) by autograd equals finite differences: nothing is detached on the way."""
+    _, features = random_views(2)
+    features = features.double().requires_grad_(True)
+    probs = random_views(3)[0].double()
+
+    def first_weight(z: torch.Tensor) -> torch.Tensor:
+        return pooling.weights("cc_drop", probs, z)[2, 0]
+
+    assert torch.autograd.gradcheck(first_weight, (features,))
+    (gradient,) = torch.autograd.grad(first_weight(features), features)
+    assert gradient.abs().max() > 0

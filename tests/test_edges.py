@@ -1,0 +1,308 @@
+"""Edge cases of the core, each as a user would meet it."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import warnings
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import safer_tta
+from safer_tta import Mixing, Safer, mixing, pooling
+from safer_tta.views import OPERATORS
+from tests.conftest import batches, classifier, small_net
+
+
+def test_three_lines(model, images):
+    kept = copy.deepcopy(model.state_dict())
+    adapted = safer_tta.adapt(model)
+    prediction = adapted(images)
+    assert prediction.labels.shape == (6,)
+    assert all(torch.equal(t, kept[n]) for n, t in model.state_dict().items()), "the caller's model was changed"
+    assert all(p.requires_grad for p in model.parameters())
+    assert model.training
+
+
+def test_copy_false_adapts_the_callers_model(model, images):
+    before = model.norm1.weight.clone()
+    safer_tta.adapt(model, copy=False)(images)
+    assert not torch.equal(model.norm1.weight, before)
+
+
+def test_one_image_gets_uniform_weights_and_one_warning(model):
+    adapted = safer_tta.adapt(model, seed=0)
+    with pytest.warns(UserWarning, match="one image") as caught:
+        prediction, *_ = list(adapted.stream(batches(3, size=1)))
+    assert len(caught) == 1
+    assert torch.allclose(prediction.report.weights, torch.full((5, 1), 0.2))
+    assert prediction.report.dropped == -1
+
+
+def test_all_reliabilities_negative_falls_back_to_all_views():
+    z = torch.randn(1, 8, 5, generator=torch.Generator().manual_seed(0))
+    features = torch.cat([z, -z])  # two views that contradict each other
+    assert (pooling.reliability(features) < 0).all()
+    pooled = pooling.pool("cc_drop", torch.full((2, 8, 3), 1 / 3), features)
+    assert torch.allclose(pooled.weights, torch.full((2, 8), 0.5))
+    assert pooled.dropped == -1
+
+
+def test_no_views_is_the_plain_prediction(model, images):
+    model.eval()
+    plain, none = safer_tta.Plain(model)(images), Safer(model, views=0)(images)
+    assert torch.equal(plain.logits, none.logits)
+    assert torch.equal(plain.features, none.features)
+
+
+def test_no_views_with_mixing_is_still_plain(model, images):
+    model.eval()
+    assert torch.equal(safer_tta.Plain(model)(images).probs, Safer(model, views=0, mixing="sigmoid")(images).probs)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_two_views_tie_and_the_original_is_dropped(seed):
+    """Both reliabilities are the same number to the last bit, whatever the features."""
+    generator = torch.Generator().manual_seed(seed)
+    z = torch.randn(7, 33, generator=generator)
+    features = torch.stack([z, z + torch.randn(7, 33, generator=generator)])
+    assert pooling.reliability(features)[0] == pooling.reliability(features)[1] > 0
+    pooled = pooling.pool("cc_drop", torch.full((2, 7, 3), 1 / 3), features)
+    assert pooled.dropped == 0
+    assert torch.equal(pooled.weights[:, 0], torch.tensor([0.0, 1.0]))
+
+
+def test_with_one_view_the_answer_is_the_augmented_one(model, images):
+    model.eval()
+    prediction = Safer(model, views=1, seed=3)(images)
+    assert prediction.report.dropped == 0
+    assert torch.equal(prediction.probs, prediction.report.view_probs[1])
+
+
+@pytest.mark.parametrize("rule", pooling.RULES)
+def test_one_class(rule, images):
+    prediction = safer_tta.adapt(small_net(classes=1), safer={"pool": rule, "mixing": "sigmoid"}, seed=0)(images)
+    assert torch.allclose(prediction.probs, torch.ones(6, 1))
+
+
+@pytest.mark.parametrize("side", [17, 33, 50])
+def test_sides_that_32_does_not_divide(model, side):
+    prediction = safer_tta.adapt(model, seed=0)(batches(1, side=side)[0])
+    assert torch.isfinite(prediction.probs).all()
+
+
+def test_images_that_are_not_square(model):
+    images = torch.rand(4, 3, 20, 31)
+    assert safer_tta.adapt(model, seed=0)(images).probs.shape == (4, 5)
+
+
+def test_uint8(model, images):
+    eight = (images * 255).round().byte()
+    a, b = (safer_tta.adapt(model, seed=0)(x).probs for x in (eight, eight.float() / 255))
+    assert torch.equal(a, b)
+
+
+def test_numpy_is_refused_with_advice(model, images):
+    with pytest.raises(TypeError, match="ndarray"):
+        safer_tta.adapt(model)(images.numpy())
+
+
+def test_validate_false_skips_the_look_at_values(model, images):
+    trusted = safer_tta.adapt(model, seed=0, validate=False)
+    trusted(images + 0.5)
+    with pytest.raises(ValueError):
+        trusted(images[:, :1])  # shapes are still checked, they cost nothing
+
+
+def test_tent_needs_norms():
+    with pytest.raises(ValueError, match="normalisation"):
+        safer_tta.adapt(small_net(norm="none"), "tent")
+
+
+def test_pl_needs_none(images):
+    assert safer_tta.adapt(small_net(norm="none"), "pl")(images).probs.shape == (6, 5)
+
+
+def test_tent_moves_group_norm(images):
+    adapted = safer_tta.adapt(small_net(norm="group"), "tent", safer=False)
+    before = adapted.state_dict()
+    adapted(images)
+    after = adapted.state_dict()
+    moved = {name for name in before if name.startswith("model.") and not torch.equal(before[name], after[name])}
+    assert moved == {f"model.norm{i}.{p}" for i in (1, 2) for p in ("weight", "bias")}
+
+
+def test_no_confident_image_no_step(images):
+    model = small_net()
+    model.fc.weight.data.zero_()
+    adapted = safer_tta.adapt(model, "pl", safer=False)
+    parameters = {n: p.clone() for n, p in adapted.export().named_parameters()}
+    adapted(images)
+    assert all(torch.equal(p, parameters[n]) for n, p in adapted.export().named_parameters())
+    assert not [name for name in adapted.state_dict() if name.startswith("optimizer")]
+
+
+def test_a_non_finite_loss_is_answered_and_not_learnt(model, images, caplog):
+    adapted = safer_tta.adapt(model, "pl", safer=False)
+    list(adapted.stream(batches(1)))
+    before = adapted.state_dict()
+    forward = adapted.forward
+    adapted.forward = lambda *a: (forward(*a)[0], torch.tensor(torch.nan))
+    with caplog.at_level(logging.WARNING, logger="safer_tta"):
+        adapted(images)
+    assert "nan" in caplog.text
+    assert all(torch.equal(t, before[n]) for n, t in adapted.state_dict().items() if n != "generator")
+
+
+def test_dropout_stays_off(model, images):
+    adapted = safer_tta.adapt(model, "pl", safer=False)
+    assert torch.equal(adapted.predict(images).probs, adapted.predict(images).probs)
+
+
+def test_stream_takes_a_data_loader(model):
+    images = torch.cat(batches(2))
+    loader = DataLoader(TensorDataset(images, torch.zeros(12)), batch_size=5)
+    assert [len(p.probs) for p in safer_tta.adapt(model, seed=0).stream(loader)] == [5, 5, 2]
+
+
+def test_export_is_a_plain_module_that_answers_alike(images):
+    wrapped = safer_tta.Classifier(small_net(), mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.4))
+    adapted = safer_tta.adapt(wrapped, "tent", safer=False)
+    adapted(images)
+    exported = adapted.export()
+    assert type(exported) is type(wrapped.model)
+    normalised = (images - torch.tensor([0.5, 0.4, 0.3]).view(3, 1, 1)) / torch.tensor([0.2, 0.3, 0.4]).view(3, 1, 1)
+    assert torch.allclose(exported(normalised), adapted.predict(images).logits, atol=1e-6)
+    exported(normalised).sum().backward()  # nothing of ours hangs on it: it trains like any module
+
+
+def test_safer_takes_a_dict_or_a_predictor(model, images):
+    by_dict = safer_tta.adapt(model, safer={"views": 2, "pool": "cc", "mixing": Mixing(curve="step")}, seed=3)
+    by_predictor = safer_tta.adapt(model, safer=Safer(model, 2, "cc", "step"), seed=3)
+    assert torch.equal(by_dict(images).probs, by_predictor(images).probs)
+    assert by_dict(images).report.weights.shape == (3, 6)
+
+
+def test_a_predictor_given_twice_is_not_shared(model, images):
+    settings_of = Safer(model, seed=5)
+    one, two = safer_tta.adapt(model, safer=settings_of), safer_tta.adapt(model, safer=settings_of)
+    assert torch.equal(one(images).probs, two(images).probs)
+    assert settings_of.validate
+
+
+def test_torch_seed_decides_when_none_is_given(model, images):
+    answers = []
+    for _ in range(2):
+        torch.manual_seed(4)
+        answers.append(safer_tta.adapt(model)(images).probs)
+    assert torch.equal(*answers)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "says"),
+    [
+        (lambda m: safer_tta.adapt(m, "tnet"), ValueError, "tent"),
+        (lambda m: safer_tta.adapt(m, norm="batch"), ValueError, "medbn"),
+        (lambda m: safer_tta.adapt(m, safer="yes"), TypeError, "True"),
+        (lambda m: safer_tta.adapt(m, lr=-1.0), ValueError, "positive"),
+        (lambda m: safer_tta.adapt(m, momentum=0.9), TypeError, "lr"),
+        (lambda m: safer_tta.adapt(m, "pl", threshold=2), ValueError, "probability"),
+        (lambda m: safer_tta.adapt("resnet18"), TypeError, "nn.Module"),
+        (lambda m: Safer(m, views=-1), ValueError, "0 or more"),
+        (lambda m: Safer(m, views=True), ValueError, "0 or more"),
+        (lambda m: Safer(m, pool="best"), ValueError, "cc_drop"),
+        (lambda m: Safer(m, mixing="soft"), ValueError, "sigmoid"),
+        (lambda m: Safer(m, pipeline="mine"), ValueError, "released"),
+        (lambda m: Safer(m, pipeline=safer_tta.views.Pipeline(max_operators=0)), ValueError, "1 to 16"),
+        (lambda m: safer_tta.Defended(m, "png"), ValueError, "jpeg"),
+        (lambda m: safer_tta.predictors.create("gate?", m), ValueError, "safer-a"),
+        (lambda m: Mixing(curve="cubic"), ValueError, "sigmoid"),
+        (lambda m: Mixing(signal="gut"), ValueError, "feat_disagreement"),
+        (lambda m: Mixing(alpha_clean=1.2), ValueError, "between 0 and 1"),
+        (lambda m: Mixing(delta=0), ValueError, "positive"),
+        (lambda m: mixing.signal("gut", *[torch.rand(2, 3, 4)] * 2), ValueError, "feat_disagreement"),
+        (lambda m: pooling.weights("best", *[torch.rand(2, 3, 4)] * 2), ValueError, "cc_drop"),
+    ],
+)
+def test_mistakes_are_named(model, call, error, says):
+    with pytest.raises(error, match=says):
+        call(model)
+
+
+def test_mixing_changes_the_answer_but_not_the_features(model, images):
+    model.eval()
+    plain, mixed = (Safer(model, seed=0, mixing=m)(images) for m in (None, "sigmoid"))
+    assert torch.equal(plain.features, mixed.features)
+    assert not torch.equal(plain.probs, mixed.probs)
+
+
+def test_report_reads_by_name_and_by_key(model, images):
+    report = safer_tta.adapt(model, seed=0)(images).report
+    assert report["weights"] is report.weights
+    assert report.signal.shape == (6,)
+    assert report.reliability.shape == (5,)
+    assert len(report.pipelines) == 4
+    assert report.pipelines[0][0] == "gaussian_noise"
+    with pytest.raises(KeyError):
+        report["colour"]
+
+
+def test_all_views_share_one_forward_pass_and_its_statistics(model, images):
+    calls = []
+    adapted = safer_tta.adapt(model, "bn", seed=0)
+    adapted.classifier.model.conv1.register_forward_hook(lambda m, x, y: calls.append(len(x[0])))
+    adapted(images)
+    assert calls == [30]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    views=st.integers(1, 6), size=st.integers(1, 9), classes=st.integers(1, 6), width=st.integers(1, 12),
+    seed=st.integers(0, 2**31),
+    scale=st.sampled_from([0.0, 1e-6, 1.0, 1e4]), rule=st.sampled_from(sorted(pooling.RULES)),
+)  # fmt: skip
+def test_weights_always_share_one(views, size, classes, width, seed, scale, rule):
+    generator = torch.Generator().manual_seed(seed)
+    probs = (scale * torch.randn(views, size, classes, generator=generator)).softmax(-1)
+    features = scale * torch.randn(views, size, width, generator=generator)
+    weights = pooling.weights(rule, probs, features)
+    assert torch.isfinite(weights).all()
+    assert (weights >= 0).all()
+    assert torch.allclose(weights.sum(0), torch.ones(size), atol=1e-5)
+    mixed = Mixing().weights(weights, probs, features)
+    assert torch.allclose(mixed.sum(0), torch.ones(size), atol=1e-5)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    name=st.sampled_from(sorted(OPERATORS)), size=st.integers(1, 4), height=st.integers(5, 20),
+    width=st.integers(5, 20), seed=st.integers(0, 2**31), fill=st.sampled_from(["random", "black", "white"]),
+)  # fmt: skip
+def test_operators_stay_in_range_on_any_shape(name, size, height, width, seed, fill):
+    generator = torch.Generator().manual_seed(seed)
+    images = {"random": torch.rand, "black": torch.zeros, "white": torch.ones}[fill](size, 3, height, width)
+    out = OPERATORS[name](images, OPERATORS[name].sample(size, generator), generator=generator)
+    assert out.shape == images.shape
+    assert 0 <= out.min() <= out.max() <= 1
+
+
+def test_nothing_is_printed_or_warned_in_ordinary_use(model, capfd):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        list(safer_tta.adapt(model, seed=0).stream(batches(2)))
+    assert capfd.readouterr() == ("", "")
+
+
+def test_classifier_given_as_model_is_used(images):
+    wrapped = classifier()
+    assert safer_tta.adapt(wrapped, seed=0)(images).probs.shape == (6, 5)
+
+
+def test_head_that_cannot_be_found():
+    with pytest.raises(ValueError, match="no head found"):
+        safer_tta.adapt(nn.Sequential(nn.Conv2d(3, 4, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten()))

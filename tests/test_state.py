@@ -1,0 +1,156 @@
+"""Saved states: in a new process, killed half-way, damaged, foreign, on a full disk."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+import torch
+
+import safer_tta
+from safer_tta import tensorfile
+from safer_tta.methods import state
+from tests.conftest import batches, small_net
+
+
+def run(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("method", ["tent", "pl"])
+def test_a_new_process_continues_bit_for_bit(method, tmp_path):
+    stream = batches(6)
+    whole = safer_tta.adapt(small_net(), method, seed=0)
+    expected = [p.probs for p in whole.stream(stream)]
+    half = safer_tta.adapt(small_net(), method, seed=0)
+    list(half.stream(stream[:3]))
+    half.save(tmp_path / "half.safetensors")
+    result = run(
+        """
+        import sys, torch, safer_tta
+        from safer_tta import tensorfile
+        from tests.conftest import batches, small_net
+        method, folder = sys.argv[1:]
+        adapted = safer_tta.adapt(small_net(), method).load(f"{folder}/half.safetensors")
+        answers = [p.probs for p in adapted.stream(batches(6)[3:])]
+        tensorfile.write(f"{folder}/answers.safetensors", {str(i): a for i, a in enumerate(answers)})
+        """,
+        method,
+        tmp_path,
+    )
+    assert result.returncode == 0, result.stderr
+    answers, _ = tensorfile.read(tmp_path / "answers.safetensors")
+    assert all(torch.equal(answers[str(i)], expected[3 + i]) for i in range(3))
+
+
+def test_tent_state_is_small():
+    adapted = safer_tta.adapt(safer_tta.models.zoo.create("resnet18", num_classes=7), seed=0)
+    adapted(torch.rand(2, 3, 32, 32))
+    model_bytes = sum(p.numel() * 4 for p in adapted.classifier.parameters())
+    assert adapted.state_bytes < model_bytes / 300
+
+
+def saved(tmp_path, method="tent"):
+    adapted = safer_tta.adapt(small_net(), method, seed=0)
+    list(adapted.stream(batches(2)))
+    adapted.save(tmp_path / "state.safetensors")
+    return adapted, tmp_path / "state.safetensors"
+
+
+def test_other_methods_models_versions_and_formats_are_refused(tmp_path):
+    adapted, path = saved(tmp_path)
+    before = adapted.state_dict()
+    with pytest.raises(ValueError, match="'tent'"):
+        safer_tta.adapt(small_net(), "pl").load(path)
+    with pytest.raises(ValueError, match="another source model"):
+        safer_tta.adapt(small_net(seed=3), "tent").load(path)
+    tensors, header = tensorfile.read(path)
+    tensorfile.write(tmp_path / "newer", tensors, {**header, "version": str(state.VERSION + 1)})
+    with pytest.raises(ValueError, match="Upgrade"):
+        adapted.load(tmp_path / "newer")
+    tensorfile.write(tmp_path / "foreign", tensors)
+    with pytest.raises(ValueError, match="not a saved state"):
+        adapted.load(tmp_path / "foreign")
+    assert all(torch.equal(t, before[n]) for n, t in adapted.state_dict().items())
+
+
+def test_a_state_that_does_not_fit_changes_nothing(tmp_path):
+    adapted, _ = saved(tmp_path)
+    before = adapted.state_dict()
+    missing = {n: t for n, t in before.items() if n != "model.norm1.weight"}
+    misshapen = {**before, "model.norm2.bias": torch.zeros(3)}
+    for wrong in (missing, misshapen, {**before, "model.fc.weight": torch.zeros(1)}):
+        with pytest.raises(ValueError, match="does not fit"):
+            adapted.load_state_dict(wrong)
+    assert all(torch.equal(t, before[n]) for n, t in adapted.state_dict().items())
+
+
+@pytest.mark.parametrize("keep", [0, 5, 50, 400, -1])
+def test_a_file_cut_short_is_named(tmp_path, keep):
+    adapted, path = saved(tmp_path)
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(tensorfile.TensorFileError, match=r"state\.safetensors"):
+        adapted.load(path)
+
+
+def test_a_header_that_is_not_json_is_named(tmp_path):
+    adapted, path = saved(tmp_path)
+    raw = bytearray(path.read_bytes())
+    raw[8:12] = b"\xff\xff\xff\xff"
+    path.write_bytes(raw)
+    with pytest.raises(tensorfile.TensorFileError, match="not a safetensors file"):
+        adapted.load(path)
+
+
+def test_a_full_disk_leaves_the_old_state_in_place(tmp_path):
+    """A real write error, from a limit on the size of files: the earlier file is whole and nothing lies beside it."""
+    _, path = saved(tmp_path)
+    earlier = path.read_bytes()
+    result = run(
+        """
+        import resource, signal, sys, safer_tta
+        from tests.conftest import batches, small_net
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        adapted = safer_tta.adapt(small_net(), seed=0)
+        list(adapted.stream(batches(1)))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+        try:
+            adapted.save(sys.argv[1])
+        except OSError as error:
+            print("OSError", error.errno)
+        """,
+        path,
+    )
+    assert result.stdout.startswith("OSError"), result.stderr
+    assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] != 1000
+    assert path.read_bytes() == earlier
+    assert os.listdir(tmp_path) == [path.name]
+
+
+def test_killed_while_saving_the_file_is_whole(tmp_path):
+    """SIGKILL at several moments of an endless loop of saves: whatever stands under the name can be loaded."""
+    path = tmp_path / "state.safetensors"
+    code = """
+        import sys, safer_tta
+        from tests.conftest import batches, small_net
+        adapted = safer_tta.adapt(small_net(), "pl", seed=0)
+        list(adapted.stream(batches(1)))
+        adapted.save(sys.argv[1])
+        print("saving", flush=True)
+        while True:
+            adapted.save(sys.argv[1])
+    """
+    for delay in (0.0, 0.003, 0.011, 0.029):
+        command = [sys.executable, "-c", textwrap.dedent(code), str(path)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout.readline() == "saving\n"
+            time.sleep(delay)
+            process.send_signal(signal.SIGKILL)
+        safer_tta.adapt(small_net(), "pl").load(path)
