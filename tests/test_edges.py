@@ -217,6 +217,15 @@ def test_torch_seed_decides_when_none_is_given(model, images):
         (lambda m: Safer(m, views=True), ValueError, "0 or more"),
         (lambda m: Safer(m, pool="best"), ValueError, "cc_drop"),
         (lambda m: Safer(m, mixing="soft"), ValueError, "sigmoid"),
+        (lambda m: Safer(m, mixing=True), ValueError, "sigmoid"),
+        (lambda m: Safer(m, mixing=Mixing), ValueError, "sigmoid"),
+        (lambda m: Safer(m, mixing={"tau": 0.3, "curve": "cubic"}), ValueError, "sigmoid"),
+        (lambda m: Safer(m, pipeline=["gaussian_blur"]), TypeError, "Pipeline"),
+        (lambda m: safer_tta.methods.create("tent", m), TypeError, "Plain"),
+        (lambda m: safer_tta.adapt(m, safer={"seed": 1}, seed=2), ValueError, "one of them"),
+        (lambda m: safer_tta.Classifier(m, mean=(0.5, 0.5), std=(0.2, 0.2)), ValueError, "3 channels"),
+        (lambda m: OPERATORS["rotate"](torch.rand(2, 3, 8, 8), 10.0), ValueError, "one value per image"),
+        (lambda m: pooling.reliability(torch.rand(3, 4)), ValueError, "V,B,d"),
         (lambda m: Safer(m, pipeline="mine"), ValueError, "released"),
         (lambda m: Safer(m, pipeline=safer_tta.views.Pipeline(max_operators=0)), ValueError, "1 to 16"),
         (lambda m: safer_tta.Defended(m, "png"), ValueError, "jpeg"),
@@ -301,6 +310,104 @@ def test_nothing_is_printed_or_warned_in_ordinary_use(model, capfd):
 def test_classifier_given_as_model_is_used(images):
     wrapped = classifier()
     assert safer_tta.adapt(wrapped, seed=0)(images).probs.shape == (6, 5)
+
+
+def test_threads_get_their_own_answers(model):
+    """Four threads, one method, batches of different sizes: every answer is the one a lone caller gets."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    adapted = safer_tta.adapt(model, "pl", safer=False)
+    sizes = [batches(1, size=n)[0] for n in (3, 4, 5, 6)]
+    expected = [adapted.predict(x).probs for x in sizes]
+    before = adapted.state_dict()
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(adapted.predict, sizes * 25))
+    assert all(torch.equal(a.probs, expected[i % 4]) for i, a in enumerate(answers))
+    assert all(torch.equal(t, before[n]) for n, t in adapted.state_dict().items())
+
+
+def test_predictors_may_be_shared_by_threads(model):
+    from concurrent.futures import ThreadPoolExecutor
+
+    predictor = safer_tta.Plain(model.eval())
+    sizes = [batches(1, size=n)[0] for n in (3, 4, 5, 6)]
+    expected = [predictor(x).probs for x in sizes]
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(predictor, sizes * 25))
+    assert all(torch.equal(a.probs, expected[i % 4]) for i, a in enumerate(answers))
+
+
+def test_learning_does_not_reach_into_the_callers_graph(model, images):
+    scale = torch.ones(1, requires_grad=True)
+    safer_tta.adapt(model, seed=0)(images * scale)
+    assert scale.grad is None
+
+
+@pytest.mark.parametrize("method", ["bn", "pl"])
+def test_nan_in_a_trusted_stream_does_not_stay(model, images, method):
+    adapted = safer_tta.adapt(model, method, safer=False, validate=False)
+    poisoned = images.clone()
+    poisoned[0, 0, 0, 0] = torch.nan
+    adapted(poisoned)
+    adapted(images)
+    assert all(torch.isfinite(t).all() for t in adapted.export().state_dict().values())
+
+
+def test_half_precision_models_are_answered_but_do_not_learn(images):
+    assert torch.isfinite(safer_tta.adapt(small_net().half(), "none", seed=0)(images).probs).all()
+    with pytest.raises(ValueError, match="float16"):
+        safer_tta.adapt(small_net().half(), "tent")
+
+
+def test_bfloat16_models_learn(images):
+    adapted = safer_tta.adapt(small_net().bfloat16(), "tent", seed=0)
+    assert torch.isfinite(list(adapted.stream([images] * 3))[-1].probs).all()
+
+
+def test_loaded_and_exported_under_inference_mode_can_train(model, images):
+    adapted = safer_tta.adapt(model, seed=0)
+    adapted(images)
+    with torch.inference_mode():
+        adapted.load_state_dict(adapted.state_dict())
+        exported = adapted.export()
+    adapted(images)
+    exported(images).sum().backward()
+
+
+def test_equalize_under_another_default_dtype(images):
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert OPERATORS["equalize"](images).dtype == torch.float32
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_medbn_needs_batch_norm():
+    with pytest.raises(ValueError, match="no batch-norm"):
+        safer_tta.adapt(small_net(norm="group"), norm="medbn")
+
+
+def test_a_predictors_normalisation_comes_along(model, images):
+    settings_of = safer_tta.Plain(safer_tta.Classifier(model.eval(), mean=0.4, std=0.3))
+    adapted = safer_tta.adapt(model, "none", settings_of)
+    assert torch.equal(adapted(images).probs, settings_of(images, track=False).probs)
+
+
+def test_dropped_is_only_said_of_rules_that_drop_for_the_whole_batch():
+    probs = torch.tensor([[[0.5, 0.5], [0.9, 0.1]], [[0.9, 0.1], [0.5, 0.5]]])
+    assert pooling.pool("entropy", probs, torch.rand(2, 2, 3)).dropped == -1
+
+
+def test_one_image_with_confidence_weights_warns_of_nothing(model):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        safer_tta.adapt(model, safer={"pool": "top1"}, seed=0)(batches(1, size=1)[0])
+
+
+def test_one_image_that_leaves_one_value_per_channel():
+    resnet = safer_tta.models.zoo.create("resnet18", num_classes=3)
+    with pytest.raises(ValueError, match="at least two images"):
+        safer_tta.adapt(resnet, safer=False)(torch.rand(1, 3, 32, 32))
 
 
 def test_head_that_cannot_be_found():

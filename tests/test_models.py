@@ -159,6 +159,28 @@ def test_torchvision_models_adapt(timm):
     assert adapted(torch.rand(2, 3, 64, 64)).probs.shape == (2, 6)
 
 
+def test_medbn_keeps_what_stands_behind_timms_batch_norm(timm):
+    from timm.layers import BatchNormAct2d
+
+    from safer_tta.models.norm import MedBN
+
+    assert MedBN.like(BatchNormAct2d(4))(torch.randn(5, 4, 3, 3)).min() >= 0
+
+
+def test_medbn_keeps_the_memory_layout():
+    from safer_tta.models.norm import MedBN
+
+    assert MedBN.like(nn.BatchNorm2d(4))(torch.randn(5, 4, 3, 3)).is_contiguous()
+
+
+def test_a_norm_used_twice_is_replaced_twice():
+    net = small_net()
+    net.again = net.norm1
+    Classifier(net).replace_norms(lambda norm: nn.GroupNorm(1, norm.num_features))
+    assert net.again is net.norm1
+    assert isinstance(net.again, nn.GroupNorm)
+
+
 def test_weights_go_round(tmp_path):
     model = zoo.create("resnet18", num_classes=7)
     header = {"architecture": "resnet18", "mean": "0.5,0.5,0.5", "std": "0.2,0.2,0.2"}

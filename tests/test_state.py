@@ -86,10 +86,46 @@ def test_a_state_that_does_not_fit_changes_nothing(tmp_path):
     before = adapted.state_dict()
     missing = {n: t for n, t in before.items() if n != "model.norm1.weight"}
     misshapen = {**before, "model.norm2.bias": torch.zeros(3)}
-    for wrong in (missing, misshapen, {**before, "model.fc.weight": torch.zeros(1)}):
+    others = (
+        {"model.fc.weight": torch.zeros(1)},
+        {"optimizer.99.exp_avg": torch.zeros(1)},
+        {"optimizer.0.exp_avg": torch.zeros(1)},
+        {"generator": torch.zeros(3, dtype=torch.uint8)},
+    )
+    for wrong in (missing, misshapen, *({**before, **other} for other in others)):
         with pytest.raises(ValueError, match="does not fit"):
             adapted.load_state_dict(wrong)
     assert all(torch.equal(t, before[n]) for n, t in adapted.state_dict().items())
+
+
+def test_a_model_with_shared_layers_saves_and_loads(tmp_path):
+    def twice() -> torch.nn.Module:
+        net = small_net()
+        net.again = net.norm1
+        return net
+
+    adapted = safer_tta.adapt(twice(), seed=0)
+    list(adapted.stream(batches(1)))
+    adapted.save(tmp_path / "s")
+    safer_tta.adapt(twice()).load(tmp_path / "s")
+
+
+def test_a_state_fits_only_its_own_norms_and_normalisation(tmp_path):
+    safer_tta.adapt(small_net(), norm="medbn").save(tmp_path / "s")
+    with pytest.raises(ValueError, match="norms"):
+        safer_tta.adapt(small_net()).load(tmp_path / "s")
+    safer_tta.adapt(small_net()).save(tmp_path / "s")
+    with pytest.raises(ValueError, match="normalisation"):
+        safer_tta.adapt(safer_tta.Classifier(small_net(), mean=0.5, std=0.5)).load(tmp_path / "s")
+
+
+def test_saved_files_may_be_read_by_others(tmp_path):
+    earlier = os.umask(0o022)
+    try:
+        _, path = saved(tmp_path)
+    finally:
+        os.umask(earlier)
+    assert path.stat().st_mode & 0o777 == 0o644
 
 
 @pytest.mark.parametrize("keep", [0, 5, 50, 400, -1])

@@ -51,6 +51,17 @@ def test_views_and_strides_are_written_as_they_look(tmp_path):
     assert torch.equal(tensorfile.read(tmp_path / "x")[0]["x"], x)
 
 
+@pytest.mark.parametrize(
+    "header", [b'{"a":5}', b'{"a":{}}', b"[1]", b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[-8,0]}}']
+)
+def test_damaged_headers_are_named(tmp_path, header):
+    import struct
+
+    (tmp_path / "x").write_bytes(struct.pack("<Q", len(header)) + header + bytes(16))
+    with pytest.raises(tensorfile.TensorFileError, match="x"):
+        tensorfile.read(tmp_path / "x")
+
+
 def test_unknown_dtype_is_named(tmp_path):
     with pytest.raises(TypeError, match="complex64"):
         tensorfile.write(tmp_path / "x", {"x": torch.zeros(1, dtype=torch.complex64)})

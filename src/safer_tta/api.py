@@ -42,21 +42,39 @@ def adapt(
         raise ValueError(f"norm {norm!r} is unknown; expected one of {', '.join(NORMS)} or None")
     with torch.inference_mode(False):
         model = copying.deepcopy(model) if copy else model
-        classifier = model if isinstance(model, Classifier) else Classifier(model)
+        classifier = model if isinstance(model, Classifier) else _split(model, safer)
         if norm is not None:
-            classifier.replace_norms(NORMS[norm])
+            _replace_norms(classifier, norm)
         predictor = _predictor(classifier, safer, seed)
-        predictor.validate = validate
+        predictor.validate = predictor.validate and validate
         return methods.create(method, predictor, **options)
+
+
+def _split(model: nn.Module, safer: object) -> Classifier:
+    """As the given predictor's own classifier is split and normalised, if there is one."""
+    like = safer.classifier if isinstance(safer, Predictor) else None
+    if like is None or like.mean is None or like.std is None:
+        return Classifier(model, head=None if like is None else like.head_name)
+    return Classifier(model, head=like.head_name, mean=like.mean.flatten().tolist(), std=like.std.flatten().tolist())
+
+
+def _replace_norms(classifier: Classifier, name: str) -> None:
+    before = classifier.norms()
+    classifier.replace_norms(NORMS[name])
+    if classifier.norms() == before:
+        raise ValueError(f"norm is {name!r} and the model has no batch-norm layer to replace; leave norm out")
 
 
 def _predictor(classifier: Classifier, safer: bool | Mapping[str, Any] | Predictor, seed: int | None) -> Predictor:
     if isinstance(safer, Predictor):
         predictor = safer.over(classifier)
         # Its own generator: two wrapped models must not take turns with one.
-        predictor.generator = torch.Generator().manual_seed(predictor.seed if seed is None else seed)
+        predictor.seed = safer.seed if seed is None else seed
+        predictor.generator = torch.Generator().manual_seed(predictor.seed)
         return predictor
     if isinstance(safer, Mapping):
+        if seed is not None and safer.get("seed", seed) != seed:
+            raise ValueError(f"seed is {seed} and safer's own seed {safer['seed']}; give one of them")
         return Safer(classifier, **{"seed": seed, **safer})
     if isinstance(safer, bool):
         return Safer(classifier, seed=seed) if safer else Plain(classifier, seed=seed)

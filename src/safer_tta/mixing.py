@@ -5,9 +5,9 @@ A suspicion signal s becomes q in [0,1], and q the weight α of the original vie
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -123,7 +123,7 @@ class Mixing:
         alpha = self.alpha(probs, features).to(base_weights.dtype)
         augmented = base_weights[1:]
         total = augmented.sum(dim=0, keepdim=True)
-        shares = torch.where(total > 0, augmented / total.clamp_min(FLOOR), 1 / len(augmented))
+        shares = torch.where(total > FLOOR, augmented / total.clamp_min(FLOOR), 1 / len(augmented))
         return torch.cat([alpha[None], (1 - alpha) * shares])
 
 
@@ -134,10 +134,14 @@ MIXINGS: dict[str, Callable[[], Mixer]] = {
 }
 
 
-def create(mixing: str | Mixer | None) -> Mixer | None:
-    """A mixing by name (`sigmoid` is SAFER-A), as it is, or none."""
-    if not isinstance(mixing, str):
+def create(mixing: str | Mapping[str, Any] | Mixer | None) -> Mixer | None:
+    """A mixing by name (`sigmoid` is SAFER-A), from Mixing's arguments, as it is, or none."""
+    if isinstance(mixing, Mapping):
+        return Mixing(**mixing)
+    if mixing is None or (not isinstance(mixing, str | bool | type) and hasattr(mixing, "weights")):
         return mixing
     if mixing not in MIXINGS:
-        raise ValueError(f"mixing {mixing!r} is unknown; expected one of {', '.join(MIXINGS)}, a Mixing or None")
+        raise ValueError(
+            f"mixing {mixing!r} is unknown; expected one of {', '.join(MIXINGS)}, a Mixing, its arguments or None"
+        )
     return MIXINGS[mixing]()

@@ -15,6 +15,7 @@ from torch import Tensor
 Rule = Callable[[Tensor, Tensor], Tensor]
 RULES: dict[str, Rule] = {}
 
+BY_AGREEMENT = {"cc", "cc_drop"}  # rules that need several images to compare views on
 NOTHING = 1e-6  # weights that sum to no more than this say nothing: use all views alike
 
 
@@ -40,6 +41,8 @@ def rule(name: str) -> Callable[[Rule], Rule]:
 
 def reliability(features: Tensor) -> Tensor:
     """r_v (V,): the average cross-correlation of view v with every other view, over batch and dimensions."""
+    if features.ndim != 3:
+        raise ValueError(f"features are {tuple(features.shape)}; expected (V,B,d)")
     views, batch, dimensions = features.shape
     if views == 1:
         return features.new_zeros(1, dtype=_at_least_single(features))
@@ -70,11 +73,16 @@ def pool(name: str, probs: Tensor, features: Tensor) -> Pooled:
     raw = RULES[name](probs, features)
     total = raw.sum(dim=0, keepdim=True)
     normalised = torch.where(total > NOTHING, raw / total.clamp_min(NOTHING), 1 / len(raw))
-    lightest, index = normalised.detach().amin(dim=0), normalised.detach().argmin(dim=0)
-    dropped = torch.where(lightest == 0, index, -1)[0]
     with torch.no_grad():
         agreement = reliability(features)
-    return Pooled(normalised.expand(probs.shape[:2]), agreement, dropped)
+    return Pooled(normalised.expand(probs.shape[:2]).contiguous(), agreement, _dropped(normalised.detach()))
+
+
+def _dropped(weights: Tensor) -> Tensor:
+    """The view that the whole batch goes without, -1 where there is none or every image has weights of its own."""
+    first = weights[:, 0]
+    shared = weights.shape[1] == 1
+    return torch.where(first.amin() == 0, first.argmin(), -1) if shared else torch.full_like(first.argmin(), -1)
 
 
 def check_rule(name: str) -> None:

@@ -49,11 +49,18 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
             yield file
             file.flush()
             os.fsync(file.fileno())
+        os.chmod(temporary, 0o666 & ~_umask())  # mkstemp keeps its files to itself; others may read ours
         os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
+
+
+def _umask() -> int:
+    current = os.umask(0)
+    os.umask(current)
+    return current
 
 
 def write(
@@ -85,13 +92,7 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, str
     """Read (tensors, metadata) from `path`. Tensors own their memory."""
     header, metadata, start = _read_header(path)
     data = np.fromfile(path, dtype=np.uint8, offset=start)
-    tensors: dict[str, Tensor] = {}
-    for name, entry in header.items():
-        begin, end = entry["data_offsets"]
-        if end > len(data):
-            raise TensorFileError(f"{path}: cut short: tensor {name!r} ends at byte {end} of {len(data)}")
-        tensors[name] = _tensor(path, name, entry, data[begin:end])
-    return tensors, metadata
+    return {name: _tensor(path, name, entry, data) for name, entry in header.items()}, metadata
 
 
 def read_metadata(path: str | os.PathLike[str]) -> dict[str, str]:
@@ -110,18 +111,22 @@ def _read_header(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str
     try:
         header = json.loads(encoded)
         metadata = header.pop("__metadata__", {})
-    except (ValueError, AttributeError) as error:
+    except (ValueError, AttributeError, TypeError) as error:
         raise TensorFileError(f"{path}: not a safetensors file (its header is not a JSON object)") from error
     return header, metadata, 8 + length
 
 
-def _tensor(path: str | os.PathLike[str], name: str, entry: Mapping[str, Any], raw: np.ndarray[Any, Any]) -> Tensor:
+def _tensor(path: str | os.PathLike[str], name: str, entry: Any, data: np.ndarray[Any, Any]) -> Tensor:
     try:
+        begin, end = entry["data_offsets"]
+        if not 0 <= begin <= end <= len(data):
+            raise ValueError(f"bytes {begin} to {end} of {len(data)}: the file is cut short or damaged")
+        raw = data[begin:end]
         dtype, shape = _DTYPES[entry["dtype"]], tuple(int(side) for side in entry["shape"])
         flat = torch.from_numpy(raw.copy()).view(dtype) if len(raw) else torch.empty(0, dtype=dtype)
         return flat.reshape(shape)
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise TensorFileError(f"{path}: tensor {name!r} does not fit its description {dict(entry)}") from error
+        raise TensorFileError(f"{path}: tensor {name!r} does not fit its description {entry} ({error})") from error
 
 
 def raw_bytes(tensor: Tensor) -> bytes:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import copy
-import functools
 import logging
-import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar, Self
 
 import torch
@@ -15,15 +12,15 @@ from torch.optim import Adam, Optimizer
 
 from ..models.classifier import Updates
 from ..predictors import Draw, Prediction, Predictor
-from . import state as states
 from .state import Snapshot, State
+from .stateful import Stateful, alone
 
 log = logging.getLogger("safer_tta")
 
 Closure = Callable[[], Tensor]
 
 
-class Method:
+class Method(Stateful):
     """Adapts the classifier behind a predictor, one batch at a time. A method file says what is particular:
 
     updates    which parameters learn: "none", "norm" (scale and shift), "features" (all but the head), "all"
@@ -37,11 +34,12 @@ class Method:
     updates: ClassVar[Updates] = "none"
 
     def __init__(self, predictor: Predictor, *, lr: float | None = None) -> None:
+        super().__init__()
         self.predictor = predictor
         self.classifier = predictor.classifier
         self.frozen = False
         self.classifier.eval().requires_grad_(False)
-        self.state = State(self.classifier.model, predictor.generator)
+        self.state = State(self.classifier, predictor.generator)
         self.prepare()
         parameters = self._learning()
         for parameter in parameters:
@@ -73,37 +71,32 @@ class Method:
 
     # --- what a user calls --------------------------------------------------------------------------------------
 
+    @alone
     def __call__(self, images: Tensor) -> Prediction:
-        """Predict a batch as it arrives, then learn from it. A batch that is refused or fails changes nothing."""
-        with torch.inference_mode(False), torch.enable_grad():
+        """Predict a batch as it arrives, then learn from it. A batch that is refused, or fails on the way to the
+        optimiser's step, changes nothing."""
+        with torch.enable_grad():
             held = self.state.hold()
             try:
-                return self._step(_owned(images), held)
+                return self._step(_own(images), held)
             except BaseException:
                 self.state.put_back(held)
+                self._forget_gradients()
                 raise
 
+    @alone
     def predict(self, images: Tensor) -> Prediction:
         """The same answer without learning, and without moving anything: not even the generator."""
-        before = self.predictor.generator.get_state()
+        held = self.state.hold()
         try:
             return self._answer(images)
         finally:
-            self.predictor.generator.set_state(before)
+            self.state.put_back(held)
 
     def stream(self, batches: Iterable[Any]) -> Iterator[Prediction]:
         """Adapt over batches of images, or of (images, ...) as a DataLoader gives them."""
         for batch in batches:
             yield self(batch[0] if isinstance(batch, (tuple, list)) else batch)
-
-    def export(self) -> nn.Module:
-        """The adapted model on its own, in eval mode. It takes what the original model took: normalised images."""
-        return copy.deepcopy(self.classifier.model).eval().requires_grad_(True)
-
-    def to(self, device: torch.device | str) -> Self:
-        self.classifier.to(device)
-        self.state.to(torch.device(device))
-        return self
 
     def freeze(self) -> Self:
         """From now on predict only. Views are still drawn afresh."""
@@ -114,34 +107,6 @@ class Method:
         self.frozen = False
         return self
 
-    def reset(self) -> None:
-        """Back to the very start, generator included: the same stream gives the same answers again."""
-        self.state.load(self._initial)
-
-    def restore(self) -> None:
-        """Weights, optimiser and memories back to the start; the generator runs on."""
-        self.state.load(self._initial, generator=False)
-
-    @property
-    def state_bytes(self) -> int:
-        """How much memory the adapted state takes."""
-        return self.state.nbytes
-
-    def state_dict(self) -> Snapshot:
-        return self.state.snapshot()
-
-    def load_state_dict(self, snapshot: Mapping[str, Tensor]) -> None:
-        self.state.load(snapshot)
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the adapted state as safetensors. The source model is not in it."""
-        states.write(path, self.state.snapshot(), method=self.name, source=self._source)
-
-    def load(self, path: str | os.PathLike[str]) -> Self:
-        """Continue from a saved state, bit for bit, with the same source model and options."""
-        self.state.load(states.read(path, method=self.name, source=self._source))
-        return self
-
     # --- the frame ----------------------------------------------------------------------------------------------
 
     def _step(self, images: Tensor, held: Snapshot) -> Prediction:
@@ -149,17 +114,21 @@ class Method:
             return self._answer(images)
         draw = self.predictor.draw(images)
         prediction, loss = self.forward(images, draw)
-        if loss is not None and not bool(torch.isfinite(loss)):
-            log.warning("%s: the loss is %s; this batch is answered but not learnt from", self.name, loss.item())
+        health = prediction.probs.detach().sum() if loss is None else loss.detach()
+        if not bool(torch.isfinite(health)):
+            log.warning("%s: the batch gives %s; it is answered but not learnt from", self.name, health.item())
             self.state.put_back(held, generator=False)
             return prediction.detach()
         if loss is not None:
             self.optimise(self._closure(images, draw, loss))
-            assert self.optimizer is not None
-            self.optimizer.zero_grad()
+            self._forget_gradients()
         with torch.no_grad():
             self.commit(prediction.detach())
         return prediction.detach()
+
+    def _forget_gradients(self) -> None:
+        if self.optimizer is not None:
+            self.optimizer.zero_grad()
 
     def _answer(self, images: Tensor) -> Prediction:
         with torch.no_grad(), self.classifier.untracked():
@@ -170,8 +139,7 @@ class Method:
         computed = [loss]
 
         def closure() -> Tensor:
-            assert self.optimizer is not None
-            self.optimizer.zero_grad()
+            self._forget_gradients()
             with self.classifier.untracked():
                 value = computed.pop() if computed else self.forward(images, draw)[1]
             assert value is not None
@@ -182,6 +150,8 @@ class Method:
 
     def _learning(self) -> list[nn.Parameter]:
         parameters = self.classifier.learning(self.updates)
+        if any(p.dtype == torch.float16 for p in parameters):
+            raise ValueError(f"the model is float16, in which {self.name} cannot learn; expected float32 or bfloat16")
         if self.updates == "norm" and not parameters:
             raise ValueError(
                 f"{self.name} updates the scale and shift of normalisation layers and the model has none; "
@@ -190,11 +160,10 @@ class Method:
             )
         return parameters
 
-    @functools.cached_property
-    def _source(self) -> str:
-        return self.state.fingerprint(self._initial)
 
-
-def _owned(images: Any) -> Any:
-    """A tensor made under inference mode cannot take part in a backward pass; its copy can."""
-    return images.clone() if isinstance(images, Tensor) and images.is_inference() else images
+def _own(images: Any) -> Any:
+    """Images without the caller's graph: learning from a batch must not reach back into what made it. A tensor made
+    under inference mode cannot take part in a backward pass; its copy can."""
+    if not isinstance(images, Tensor):
+        return images
+    return images.clone() if images.is_inference() else images.detach()

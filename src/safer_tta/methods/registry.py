@@ -33,6 +33,8 @@ def create(name: str, predictor: Predictor, **options: Any) -> Method:
     """A method around a predictor, whose classifier it adapts in place (`safer_tta.adapt` copies it first)."""
     if name not in METHODS:
         raise ValueError(f"method {name!r} is unknown; expected one of {', '.join(sorted(METHODS))}")
+    if not isinstance(predictor, Predictor):
+        raise TypeError(f"predictor is {type(predictor).__name__}; expected one such as Plain(model) or Safer(model)")
     accepted = [p for p in inspect.signature(METHODS[name]).parameters if p != "predictor"]
     unknown = [option for option in options if option not in accepted]
     if unknown:

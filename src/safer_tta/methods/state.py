@@ -11,10 +11,11 @@ import os
 from collections.abc import Mapping
 
 import torch
-from torch import Generator, Tensor, nn
+from torch import Generator, Tensor
 from torch.optim import Optimizer
 
 from .. import tensorfile
+from ..models import Classifier
 from ..models.norm import moving_norms
 
 Snapshot = dict[str, Tensor]
@@ -27,8 +28,9 @@ GENERATOR = "generator"
 class State:
     """The declared state of one method."""
 
-    def __init__(self, model: nn.Module, generator: Generator) -> None:
-        self.model = model
+    def __init__(self, classifier: Classifier, generator: Generator) -> None:
+        self.classifier = classifier
+        self.model = classifier.model
         self.generator = generator
         self.optimizers: dict[str, Optimizer] = {}
         self.memory: dict[str, Tensor] = {}
@@ -81,10 +83,14 @@ class State:
 
     def fingerprint(self, initial: Snapshot) -> str:
         """A hash of the source model, before any adaptation: a state fits only the model it grew from."""
-        digest = hashlib.blake2b(digest_size=16)
-        adapted = set(self.adapted)
-        for name, tensor in self.model.state_dict(keep_vars=True).items():
-            source = initial[f"model.{name}"] if name in adapted else tensor
+        norms = self.classifier.norms()
+        tensors: dict[str, Tensor] = dict(self.model.named_parameters())
+        tensors |= {f"{i}.{name}": b for i, norm in enumerate(norms) for name, b in norm.named_buffers(recurse=False)}
+        tensors |= dict(self.classifier.named_buffers(recurse=False))  # mean and std
+        before = {id(tensor): initial[name] for name, tensor in self._live().items() if name.startswith("model.")}
+        digest = hashlib.blake2b(" ".join(type(norm).__name__ for norm in norms).encode(), digest_size=16)
+        for name, tensor in tensors.items():
+            source = before.get(id(tensor), tensor)
             digest.update(f"{name}{tuple(source.shape)}".encode())
             digest.update(tensorfile.raw_bytes(source))
         return digest.hexdigest()
@@ -113,11 +119,16 @@ class State:
                 f"the state does not fit this method: {sorted(wanted - came)[:3]} missing, "
                 f"{sorted(came - wanted)[:3]} unknown. Build the method with the model and options it was saved with"
             )
-        for name in self._fixed(live):
-            if live[name].shape != snapshot[name].shape:
+        shapes = {name: live[name].shape for name in self._fixed(live)} | {GENERATOR: live[GENERATOR].shape}
+        for label, optimizer in self.optimizers.items():
+            shapes |= {
+                f"{label}.{name}": shape for name, shape in _optimizer_shapes(optimizer, snapshot, label).items()
+            }
+        for name, shape in shapes.items():
+            if shape != snapshot[name].shape:
                 raise ValueError(
                     f"the state does not fit this model: {name} is {tuple(snapshot[name].shape)} in it "
-                    f"and {tuple(live[name].shape)} here"
+                    f"and {tuple(shape)} here"
                 )
 
     def _of_optimizer(self, name: str) -> bool:
@@ -132,18 +143,18 @@ def write(path: str | os.PathLike[str], snapshot: Snapshot, *, method: str, sour
 def read(path: str | os.PathLike[str], *, method: str, source: str) -> Snapshot:
     """Read a state of this method grown from this source model; anything else is refused."""
     snapshot, header = tensorfile.read(path)
-    if header.get("format") != FORMAT:
+    if header.get("format") != FORMAT or not header.get("version", "").isdecimal():
         raise ValueError(f"{path} is not a saved state (format {header.get('format')!r}); expected {FORMAT!r}")
     if int(header["version"]) > VERSION:
         raise ValueError(
             f"{path} has state version {header['version']}; this library reads up to {VERSION}. Upgrade safer-tta"
         )
-    if header["method"] != method:
-        raise ValueError(f"{path} is a state of {header['method']!r}; expected {method!r}")
-    if header["source"] != source:
+    if header.get("method") != method:
+        raise ValueError(f"{path} is a state of {header.get('method')!r}; expected {method!r}")
+    if header.get("source") != source:
         raise ValueError(
-            f"{path} was saved from another source model (hash {header['source']}, here {source}). "
-            "A state is a difference: load it over the model it grew from"
+            f"{path} was saved from another source model, or one with other norms or normalisation "
+            f"(hash {header.get('source')}, here {source}). Load it over the model it grew from"
         )
     return snapshot
 
@@ -156,6 +167,18 @@ def _optimizer_tensors(optimizer: Optimizer) -> dict[str, Tensor]:
         for key, value in optimizer.state.get(parameter, {}).items()
         if isinstance(value, Tensor)
     }
+
+
+def _optimizer_shapes(optimizer: Optimizer, snapshot: Mapping[str, Tensor], label: str) -> dict[str, torch.Size]:
+    """The shapes a snapshot's optimiser tensors must have: their parameter's, or none for a count."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    shapes = {}
+    for name in _below(snapshot, f"{label}."):
+        index, _, key = name.partition(".")
+        if not index.isdecimal() or int(index) >= len(parameters):
+            raise ValueError(f"the state does not fit this model: {label}.{name} belongs to no parameter of it")
+        shapes[name] = torch.Size() if key == "step" else parameters[int(index)].shape
+    return shapes
 
 
 def _load_optimizer(optimizer: Optimizer, tensors: Mapping[str, Tensor]) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -22,6 +23,7 @@ class Classifier(nn.Module):
         `get_classifier()` says, else the last `nn.Linear` that was registered. Checked on the first forward pass.
     mean, std: the normalisation the model was trained with, per channel; applied here. If not given, taken from a
         `pretrained_cfg` that the model carries (timm), else images go in as they are. Never guessed from a batch.
+        mean=0, std=1 says that there is none.
     """
 
     def __init__(
@@ -68,13 +70,23 @@ class Classifier(nn.Module):
         entered: list[Tensor] = []
         left: list[Tensor] = []
 
+        caller = threading.get_ident()
+
         def watch(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-            entered.append(inputs[0])
-            left.append(output)
+            if threading.get_ident() == caller:  # another thread's pass through the same head is its own affair
+                entered.append(inputs[0])
+                left.append(output)
 
         hook = self.head.register_forward_hook(watch)
         try:
             output = self.model(self.normalise(images))
+        except ValueError as error:
+            if "more than 1 value per channel" not in str(error):
+                raise
+            raise ValueError(
+                f"batch statistics of {len(images)} image(s) of {tuple(images.shape[2:])} pixels are undefined: a "
+                "layer is left with one value per channel. Send at least two images, use SAFER or method 'none'"
+            ) from error
         finally:
             hook.remove()
         if not self._verified:
@@ -94,9 +106,12 @@ class Classifier(nn.Module):
 
     def replace_norms(self, replace: Callable[[nn.Module], nn.Module]) -> None:
         """Put `replace(layer)` in the place of every normalisation layer."""
-        for name, module in list(self.model.named_modules()):
+        replaced: dict[nn.Module, nn.Module] = {}  # a layer that is used twice is replaced once, in both places
+        for name, module in list(self.model.named_modules(remove_duplicate=False)):
             if norms_of.is_norm(module):
-                self.model.set_submodule(name, replace(module))
+                if module not in replaced:
+                    replaced[module] = replace(module)
+                self.model.set_submodule(name, replaced[module])
 
     def learning(self, updates: Updates) -> list[nn.Parameter]:
         """The parameters that learn: scale and shift of "norm"s, "features" (all but the head), "all" or "none"."""
@@ -154,7 +169,9 @@ def _linears(model: nn.Module) -> list[str]:
 
 
 def _logits(output: Any) -> Any:
-    """Hugging Face models return an object that holds the logits."""
+    """Hugging Face models return an object, or a mapping, that holds the logits."""
+    if isinstance(output, Mapping):
+        return output.get("logits")
     return getattr(output, "logits", output)
 
 
@@ -168,7 +185,10 @@ def _normalisation(
         mean, std = config.get("mean"), config.get("std")
     if mean is None or std is None:
         return None, None
-    shifted, scale = (torch.as_tensor(s, dtype=torch.float32).reshape(-1, 1, 1).expand(3, 1, 1) for s in (mean, std))
+    shifted, scale = (torch.as_tensor(s, dtype=torch.float32).reshape(-1, 1, 1) for s in (mean, std))
+    if {len(shifted), len(scale)} - {1, 3}:
+        raise ValueError(f"mean is {mean} and std {std}; expected one number, or one for each of the 3 channels")
+    shifted, scale = shifted.expand(3, 1, 1), scale.expand(3, 1, 1)
     if not bool((scale > 0).all()):
         raise ValueError(f"std is {std}; expected positive numbers, one per channel")
     reference = next(model.parameters(), torch.empty(0))

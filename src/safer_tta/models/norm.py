@@ -23,27 +23,37 @@ class MedBN(nn.Module):
     Always uses the batch at hand; there are no running statistics.
     """
 
-    def __init__(self, weight: nn.Parameter | None, bias: nn.Parameter | None, eps: float) -> None:
+    def __init__(self, norm: _BatchNorm) -> None:
         super().__init__()
-        self.weight, self.bias, self.eps = weight, bias, eps
+        self.weight, self.bias, self.eps = norm.weight, norm.bias, norm.eps
+        # timm's batch norm has a drop-out and an activation of its own behind it
+        behind = [getattr(norm, name, None) for name in ("drop", "act")]
+        self.behind = nn.Sequential(*(module for module in behind if isinstance(module, nn.Module)))
+        if type(norm) not in _PLAIN and not len(self.behind):
+            raise ValueError(
+                f"{type(norm).__name__} is a batch norm with a forward of its own, for which MedBN cannot stand in; "
+                "expected nn.BatchNorm1d, 2d or 3d"
+            )
 
     @classmethod
     def like(cls, norm: nn.Module) -> nn.Module:
         """The median version of a batch-norm layer; any other layer is returned as it is."""
-        return cls(norm.weight, norm.bias, norm.eps) if isinstance(norm, _BatchNorm) else norm
+        return cls(norm) if isinstance(norm, _BatchNorm) else norm
 
     def forward(self, x: Tensor) -> Tensor:
-        channels = x.transpose(0, 1).flatten(1)
-        median = channels.median(dim=1, keepdim=True).values
-        centred = channels - median
-        normalised = centred * torch.rsqrt(centred.square().mean(dim=1, keepdim=True) + self.eps)
+        per_channel = (1, -1, *(1,) * (x.ndim - 2))
+        median = x.transpose(0, 1).flatten(1).median(dim=1).values.view(per_channel)
+        centred = x - median
+        others = [axis for axis in range(x.ndim) if axis != 1]
+        out = centred * torch.rsqrt(centred.square().mean(dim=others, keepdim=True) + self.eps)
         if self.weight is not None:
-            normalised = normalised * self.weight[:, None]
+            out = out * self.weight.view(per_channel)
         if self.bias is not None:
-            normalised = normalised + self.bias[:, None]
-        return normalised.reshape(x.transpose(0, 1).shape).transpose(0, 1)
+            out = out + self.bias.view(per_channel)
+        return self.behind(out)  # type: ignore[no-any-return]
 
 
+_PLAIN = {nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm}
 NORMS = (_BatchNorm, _InstanceNorm, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, MedBN)
 
 

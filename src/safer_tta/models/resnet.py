@@ -74,11 +74,12 @@ class ResNet(nn.Module):
         num_classes: int = 1000,
         width: int = 64,
         stride_on_first: bool = False,
+        small_images: bool = False,
     ) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(3, width, 7, stride=2, padding=3, bias=False)
-        self.bn1 = nn.BatchNorm2d(width)
-        self.maxpool = nn.MaxPool2d(3, stride=2, padding=1)
+        stem, pool = (3, nn.Identity()) if small_images else (7, nn.MaxPool2d(3, stride=2, padding=1))
+        self.conv1, self.bn1 = _conv(3, width, stem, stride=2), nn.BatchNorm2d(width)
+        self.maxpool = pool
         inputs = width
         for stage, depth in enumerate(layers):
             blocks = []
@@ -97,6 +98,11 @@ class ResNet(nn.Module):
         for stage in range(1, 5):
             x = self.get_submodule(f"layer{stage}")(x)
         return self.fc(x.mean(dim=(2, 3)))  # type: ignore[no-any-return]
+
+
+def small(num_classes: int = 1000) -> ResNet:
+    """16-32-64-128 channels for images of about 64 pixels: the network of the embedded data."""
+    return ResNet(BasicBlock, (1, 1, 1, 1), num_classes=num_classes, width=16, small_images=True)
 
 
 def resnet18(num_classes: int = 1000) -> ResNet:

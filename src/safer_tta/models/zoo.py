@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import os
 from collections.abc import Callable, Mapping
 
@@ -12,7 +13,10 @@ from torch import Tensor, nn
 from .. import tensorfile
 from . import resnet
 
+log = logging.getLogger("safer_tta")
+
 OWN: dict[str, Callable[..., nn.Module]] = {
+    "small": resnet.small,
     "resnet18": resnet.resnet18,
     "resnet34": resnet.resnet34,
     "resnet50": resnet.resnet50,
@@ -22,8 +26,8 @@ OWN: dict[str, Callable[..., nn.Module]] = {
 def create(name: str, *, num_classes: int | None = None, weights: str | os.PathLike[str] | None = None) -> nn.Module:
     """Build a model.
 
-    name: `resnet18`, `resnet34`, `resnet50`, `timm:NAME` (extra `[models]`), `torchvision:NAME`, or the path of a
-        safetensors file whose header names the architecture.
+    name: `small`, `resnet18`, `resnet34`, `resnet50`, `timm:NAME` (extra `[models]`), `torchvision:NAME`, or the path
+        of a safetensors file whose header names the architecture.
     num_classes: default: as many as the weights have, else 1000.
     weights: a local safetensors file. A head of another size is left at its fresh initialisation.
         `mean` and `std` in the file's header come along as `model.pretrained_cfg`.
@@ -33,8 +37,10 @@ def create(name: str, *, num_classes: int | None = None, weights: str | os.PathL
     tensors, metadata = tensorfile.read(weights) if weights is not None else ({}, {})
     build = _builder(name, metadata)
     if num_classes is None:
-        num_classes = _classes_in(tensors) or 1000
-    model = build(num_classes=num_classes)
+        num_classes = _classes_in(tensors)
+    if num_classes is None and weights is not None:
+        raise ValueError(f"{os.fspath(weights)} does not show how many classes it has; give num_classes")
+    model = build(num_classes=num_classes or 1000)
     if weights is not None:
         load(model, tensors, origin=os.fspath(weights))
         if "mean" in metadata and "std" in metadata:
@@ -57,6 +63,8 @@ def load(model: nn.Module, tensors: Mapping[str, Tensor], *, origin: str) -> Non
             f"{len(misshapen)} of another shape {misshapen[:3]}. Expected the weights of a {type(model).__name__} "
             "with the same layers"
         )
+    if head:
+        log.info("%s: its head has another number of classes; ours starts fresh", origin)
     with torch.no_grad():
         for name, tensor in tensors.items():
             if name not in head:
@@ -103,8 +111,10 @@ def _head_names(own: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> set
 
 
 def _classes_in(tensors: Mapping[str, Tensor]) -> int | None:
-    head = tensors.get("fc.bias")
-    return None if head is None else len(head)
+    """As many as the last layer with a bias has outputs: files list layers in order, ours and everybody's."""
+    named = [name for name in tensors if name.rpartition(".")[0] in ("fc", "head", "head.fc", "classifier")]
+    biases = [len(tensors[name]) for name in named if name.endswith("bias")]
+    return biases[-1] if biases else None
 
 
 def _floats(text: str) -> tuple[float, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import operator
 from dataclasses import dataclass, field
 from typing import Any, Self, TypeVar
 
@@ -21,7 +22,7 @@ class Report:
 
     weights (V,B): the share of every view in every image's prediction
     reliability (V,): agreement of each view with the others
-    dropped: index of the view the pooling rule left out, -1 if it left out none
+    dropped: index of the view the pooling rule left out, -1 if it left out none (mixing may still give it weight)
     signal (B,): every image's suspicion (`feat_disagreement` unless the mixing uses another)
     view_probs (V,B,K): what each view alone would have said
     pipelines: the operators of each augmented view
@@ -74,7 +75,7 @@ class Predictor:
     def __init__(self, classifier: Classifier | nn.Module, *, seed: int | None = None) -> None:
         self.classifier = classifier if isinstance(classifier, Classifier) else Classifier(classifier)
         # Without a seed of its own an object takes one from torch's, so that torch.manual_seed still decides.
-        self.seed = int(torch.randint(2**62, ())) if seed is None else seed
+        self.seed = int(torch.randint(2**62, ())) if seed is None else operator.index(seed)
         self.generator = torch.Generator().manual_seed(self.seed)
         self.validate = True
 
@@ -118,10 +119,15 @@ class Predictor:
         raise NotImplementedError
 
 
+def probabilities(logits: Tensor) -> Tensor:
+    """Softmax in single precision at least: half precision has no room for small probabilities."""
+    return logits.softmax(dim=-1, dtype=torch.promote_types(logits.dtype, torch.float32))
+
+
 def single_view(classifier: Classifier, images: Tensor) -> Prediction:
     """The prediction of one view, which has all the weight."""
     features, logits = classifier(images)
-    probs = logits.softmax(dim=1)
+    probs = probabilities(logits)
     report = Report(weights=probs.new_ones(1, len(probs)), view_probs=probs[None])
     return Prediction(probs, logits, features, report)
 

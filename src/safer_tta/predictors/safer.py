@@ -6,6 +6,8 @@ images → views (V,B,3,H,W) → one forward pass → reliability → weights �
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +16,7 @@ from .. import mixing as mixings
 from .. import pooling
 from ..models import Classifier
 from ..views import Draw, Pipeline
-from .base import Prediction, Predictor, Report
+from .base import Prediction, Predictor, Report, probabilities
 
 LEAST_PROBABILITY = 1e-6  # where a method wants logits it gets log max(p, this)
 
@@ -24,7 +26,8 @@ class Safer(Predictor):
 
     views: augmented views beside the original (N; V = N + 1). 0 is the plain prediction.
     pool: how views are weighted: mean, entropy, top1, cc or cc_drop (the paper's).
-    mixing: None (SAFER), "sigmoid" or a Mixing (SAFER-A): weight the original view by how suspicious it looks.
+    mixing: None (SAFER), or "sigmoid", a dict of Mixing's arguments or a Mixing (SAFER-A): weight the original view by
+        how suspicious it looks.
     pipeline: "released", "paper" or a Pipeline: which operators a view is made of.
     """
 
@@ -33,15 +36,17 @@ class Safer(Predictor):
         classifier: Classifier | nn.Module,
         views: int = 4,
         pool: str = "cc_drop",
-        mixing: str | mixings.Mixer | None = None,
+        mixing: str | Mapping[str, Any] | mixings.Mixer | None = None,
         pipeline: str | Pipeline = "released",
         seed: int | None = None,
     ) -> None:
         super().__init__(classifier, seed=seed)
-        if isinstance(views, bool) or not isinstance(views, int) or views < 0:
+        if isinstance(views, bool) or not hasattr(views, "__index__") or views < 0:
             raise ValueError(f"views is {views!r}; expected the number of augmented views, 0 or more (the paper: 4)")
         pooling.check_rule(pool)
-        self.views, self.pool = views, pool
+        if not isinstance(pipeline, str | Pipeline):
+            raise TypeError(f"pipeline is {type(pipeline).__name__}; expected 'released', 'paper' or a Pipeline")
+        self.views, self.pool = int(views), pool
         self.mixing = mixings.create(mixing)
         self.pipeline = Pipeline(pipeline) if isinstance(pipeline, str) else pipeline
         self._warned = False
@@ -53,8 +58,8 @@ class Safer(Predictor):
         views = draw.views(images)
         features, logits = self.classifier(views.flatten(0, 1))
         features, logits = (t.unflatten(0, views.shape[:2]) for t in (features, logits))
-        probs = logits.softmax(dim=-1)
-        if len(views) > 1 and len(images) == 1:
+        probs = probabilities(logits)
+        if len(views) > 1 and len(images) == 1 and self.pool in pooling.BY_AGREEMENT:
             self._warn_once()
         pooled = pooling.pool(self.pool, probs, features)
         weights = pooled.weights
@@ -82,8 +87,8 @@ class Safer(Predictor):
         if not self._warned:
             self._warned = True
             warnings.warn(
-                "a batch of one image: agreement between views is undefined, so every view gets the same weight. "
-                "Collect larger batches for reliability to mean something",
+                f"a batch of one image: agreement between views is undefined, so {self.pool} gives every view the same "
+                "weight. Collect larger batches for reliability to mean something",
                 stacklevel=2,
             )
 

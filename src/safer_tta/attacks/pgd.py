@@ -1,0 +1,171 @@
+"""Projected gradient descent (Madry et al., 2018) in pixel space, under an l∞ or an l2 budget.
+
+Random start, `steps` steps, projection after each. The result is what a camera could have delivered: 8-bit values, and
+the budget holds after that rounding too. The model's mode, gradients and statistics are left as they were found.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Generator, Tensor, nn
+
+from ..models import Classifier
+from ..predictors import Prediction, Predictor, check_images
+
+Gradient = Callable[[Tensor], Tensor]
+LEVELS = 255
+SLACK = 1e-4  # of one level: 8-bit values divided by 255 come back from float32 this exactly
+
+
+def pgd(
+    predict: Callable[[Tensor], Any],
+    images: Tensor,
+    labels: Tensor,
+    *,
+    eps: float,
+    step: float,
+    steps: int,
+    norm: str = "linf",
+    generator: Generator | None = None,
+) -> Tensor:
+    """Images (B,3,H,W) within `eps` of the given ones on which `predict` does worse.
+
+    predict: a model, a Classifier, a Predictor, or any function from images to class scores.
+    eps, step: in pixel values of [0,1], such as 8/255 and 2/255. norm: "linf" or "l2". One step of size eps is FGSM.
+    generator: decides the random start; on the CPU.
+    """
+
+    def gradient(perturbed: Tensor) -> Tensor:
+        return loss_gradient(lambda x: scores(predict, x), perturbed, labels)
+
+    with _undisturbed(predict):
+        return ascend(gradient, images, eps=eps, step=step, steps=steps, norm=norm, generator=generator)
+
+
+def ascend(
+    gradient: Gradient,
+    images: Tensor,
+    *,
+    eps: float,
+    step: float,
+    steps: int,
+    norm: str,
+    generator: Generator | None,
+) -> Tensor:
+    """Climb a gradient inside the ball of radius eps about the images; end on 8-bit values."""
+    check_threat(eps=eps, step=step, steps=steps, norm=norm)
+    check_images(images)
+    ball = BALLS[norm]
+    images = images / LEVELS if images.dtype == torch.uint8 else images.detach()
+    start = torch.rand(images.shape, generator=generator, device="cpu", dtype=torch.float32).to(images)
+    perturbed = (images + ball.start(start, eps)).clamp(0, 1)
+    for _ in range(steps):
+        moved = perturbed + step * ball.direction(gradient(perturbed))
+        perturbed = (images + ball.project(moved - images, eps)).clamp(0, 1)
+    return ball.round(images, perturbed, eps)
+
+
+def loss_gradient(predict: Callable[[Tensor], Tensor], images: Tensor, labels: Tensor) -> Tensor:
+    """Gradient of the summed cross-entropy with respect to the images alone."""
+    with torch.inference_mode(False), torch.enable_grad():
+        images = images.detach().clone().requires_grad_(True)
+        loss = F.cross_entropy(predict(images).float(), labels.to(images.device), reduction="sum")
+        return torch.autograd.grad(loss, images)[0]
+
+
+def scores(predict: Callable[[Tensor], Any], images: Tensor) -> Tensor:
+    """Class scores, whatever kind of thing predicts."""
+    answer = predict(images, track=False) if isinstance(predict, Predictor) else predict(images)
+    if isinstance(answer, Prediction):
+        return answer.logits
+    scores = answer[1] if isinstance(predict, Classifier) else getattr(answer, "logits", answer)
+    if not isinstance(scores, Tensor):
+        raise TypeError(f"predict returned {type(scores).__name__}; expected class scores (B,K)")
+    return scores
+
+
+def check_threat(*, eps: float, step: float, steps: int, norm: str) -> None:
+    """Refuse a budget that is not one: above all pixel values of 0..255 given as those of [0,1]."""
+    if norm not in BALLS:
+        raise ValueError(f"norm {norm!r} is unknown; expected one of {', '.join(BALLS)}")
+    largest = 1.0 if norm == "linf" else math.inf
+    for name, value in (("eps", eps), ("step", step)):
+        if not 0 < value <= largest:
+            raise ValueError(
+                f"{name} is {value}; expected a positive budget for pixels in [0,1]. For {value} of 255 levels "
+                f"write {name}={value}/255"
+            )
+    if steps < 1:
+        raise ValueError(f"steps is {steps}; expected at least 1")
+
+
+class _Linf:
+    @staticmethod
+    def start(uniform: Tensor, eps: float) -> Tensor:
+        return (2 * uniform - 1) * eps
+
+    @staticmethod
+    def direction(gradient: Tensor) -> Tensor:
+        return gradient.sign()
+
+    @staticmethod
+    def project(delta: Tensor, eps: float) -> Tensor:
+        return delta.clamp(-eps, eps)
+
+    @staticmethod
+    def round(images: Tensor, perturbed: Tensor, eps: float) -> Tensor:
+        """The nearest 8-bit value that the budget allows."""
+        centre = images.double() * LEVELS
+        lowest, highest = torch.ceil(centre - eps * LEVELS - SLACK), torch.floor(centre + eps * LEVELS + SLACK)
+        level = (perturbed.double() * LEVELS).round().clamp(min=lowest, max=highest).clamp(0, LEVELS)
+        return torch.where(lowest <= highest, level / LEVELS, images.double()).to(images.dtype)
+
+
+class _L2:
+    @staticmethod
+    def start(uniform: Tensor, eps: float) -> Tensor:
+        direction = 2 * uniform - 1
+        return direction / _length(direction) * eps * uniform[:, :1, :1, :1]
+
+    @staticmethod
+    def direction(gradient: Tensor) -> Tensor:
+        return gradient / _length(gradient)
+
+    @staticmethod
+    def project(delta: Tensor, eps: float) -> Tensor:
+        return delta * (eps / _length(delta)).clamp(max=1)
+
+    @staticmethod
+    def round(images: Tensor, perturbed: Tensor, eps: float) -> Tensor:
+        """Towards the original: no difference grows, so neither does their length."""
+        centre, value = images.double() * LEVELS, perturbed.double() * LEVELS
+        level = torch.where(value >= centre, torch.floor(value + SLACK), torch.ceil(value - SLACK))
+        inside = torch.where(value >= centre, level >= centre - SLACK, level <= centre + SLACK)
+        return torch.where(inside, level / LEVELS, images.double()).clamp(0, 1).to(images.dtype)
+
+
+BALLS: dict[str, type[_Linf] | type[_L2]] = {"linf": _Linf, "l2": _L2}
+
+
+def _length(delta: Tensor) -> Tensor:
+    length: Tensor = torch.linalg.vector_norm(delta, dim=(1, 2, 3), keepdim=True)
+    return length.clamp_min(1e-12)
+
+
+@contextlib.contextmanager
+def _undisturbed(predict: object) -> Iterator[None]:
+    """A module is attacked in eval mode, and gets its own modes back."""
+    training = {m: m.training for m in predict.modules()} if isinstance(predict, nn.Module) else {}
+    for module in training:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module, mode in training.items():
+            module.training = mode

@@ -1,0 +1,17 @@
+"""Images of several domains, and streams of them under attack."""
+
+from .domains import DataError, Dataset, Domain, open_dataset
+from .store import ArrayStore, StoreError
+from .streams import Batch, Stream, StreamSpec
+
+__all__ = [
+    "ArrayStore",
+    "Batch",
+    "DataError",
+    "Dataset",
+    "Domain",
+    "StoreError",
+    "Stream",
+    "StreamSpec",
+    "open_dataset",
+]

@@ -1,0 +1,25 @@
+"""Source models: trained on every domain but the target (ERM), if wanted on attacked images (Robust ERM)."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from typing import Any
+
+from ..data import Dataset
+from ..models import Classifier
+from .trainer import Recipe, train
+
+
+def train_source(
+    dataset: Dataset, target: str, recipe: Recipe, path: str | os.PathLike[str], **options: Any
+) -> Classifier:
+    """Leave `target` out, train on the rest."""
+    dataset.domain(target)  # a wrong name is found out before the training, not after
+    domains = [dataset.domain(name) for name in dataset.domains if name != target]
+    return train(domains, recipe, path, **options)
+
+
+def robust(recipe: Recipe, *, eps: float = 8 / 255, step: float = 2 / 255, steps: int = 20) -> Recipe:
+    """The same recipe on PGD examples of the attack's own budget."""
+    return dataclasses.replace(recipe, attack={"eps": eps, "step": step, "steps": steps})

@@ -1,0 +1,52 @@
+"""The attacker's own model, and the attacked copies it makes of a target domain.
+
+The attacker has labelled data like the target domain: 80 % of it. It never sees the deployed model.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ..attacks import pgd
+from ..attacks.pgd import check_threat
+from ..data import ArrayStore, Domain
+from ..models import Classifier
+from ..seeds import generator
+from .trainer import Recipe, train
+
+THREAT = {"eps": 8 / 255, "step": 2 / 255, "steps": 20, "norm": "linf"}
+
+
+def train_surrogate(target: Domain, recipe: Recipe, path: str | os.PathLike[str], **options: Any) -> Classifier:
+    return train([target], recipe, path, **options)
+
+
+def attacked_copies(
+    target: Domain,
+    surrogate: Classifier,
+    store: ArrayStore,
+    *,
+    source: str,
+    threat: dict[str, Any] | None = None,
+    seed: int = 0,
+    part: int = 64,
+    **options: Any,
+) -> NDArray[np.uint8]:
+    """Every image of the domain, attacked on the surrogate; made once and kept. source: a hash of the surrogate."""
+    threat = {**THREAT, **(threat or {})}
+    check_threat(**threat)
+    definition = {"attack": "pgd", "threat": threat, "seed": seed, "surrogate": source, "domain": target.content}
+
+    def make(first: int, last: int) -> NDArray[np.uint8]:
+        images = torch.from_numpy(np.ascontiguousarray(target.images[first:last])).to(surrogate.device)
+        labels = torch.from_numpy(target.labels[first:last]).to(surrogate.device)
+        randomness = generator(seed, "attack", first)
+        attacked = pgd(surrogate, images, labels, generator=randomness, **threat)
+        return (attacked * 255).round().byte().cpu().numpy()
+
+    return store.get(definition, len(target), make, part=part, **options)

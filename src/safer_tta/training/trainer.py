@@ -1,0 +1,227 @@
+"""The training loop under every source model and surrogate: resumable, deterministic, best on validation kept.
+
+What is random about step k follows from (seed, k) alone. So a killed training continues from its last checkpoint to
+the same result, with no generator to restore.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from .. import tensorfile
+from ..attacks import pgd
+from ..data import Domain
+from ..models import Classifier, zoo
+from ..seeds import generator
+from .augment import augment
+
+FORMAT = "safer-tta.model"
+Report = Callable[..., None]  # (done, total, loss=..., accuracy=...)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """How a model is trained. The defaults are the paper's.
+
+    architecture, weights: a name of the zoo, and the safetensors file it starts from.
+    steps: batches of `batch` images per domain; lr falls to a tenth at 70 % and again at 90 % of them.
+    every: steps between two looks at the validation images.
+    attack: keyword arguments of `pgd`; when given, training sees attacked images (Robust ERM).
+    """
+
+    architecture: str = "resnet18"
+    weights: str | None = None
+    steps: int = 5000
+    batch: int = 32
+    lr: float = 5e-5
+    every: int = 100
+    seed: int = 0
+    attack: dict[str, Any] | None = None
+
+
+def split(labels: NDArray[np.int64], seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """80 % and 20 % of every class."""
+    training, validation = [], []
+    for label in np.unique(labels):
+        places = np.flatnonzero(labels == label)
+        order = torch.randperm(len(places), generator=generator("split", seed, int(label))).numpy()
+        edge = round(0.8 * len(places))
+        training.append(places[order[:edge]])
+        validation.append(places[order[edge:]])
+    return np.sort(np.concatenate(training)), np.sort(np.concatenate(validation))
+
+
+def train(
+    domains: Sequence[Domain],
+    recipe: Recipe,
+    path: str | os.PathLike[str],
+    *,
+    device: str = "cpu",
+    report: Report = lambda *done, **figures: None,
+) -> Classifier:
+    """Train on 80 % of the domains, keep what is best on the other 20 %, write it to `path`; or load it from there."""
+    path = Path(path)
+    if path.exists():
+        return load(path).to(device)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return _Training(domains, recipe, path, device).run(report)
+
+
+def load(path: str | os.PathLike[str]) -> Classifier:
+    """A trained model with its normalisation."""
+    metadata = tensorfile.read_metadata(path)
+    if metadata.get("format") != FORMAT:
+        raise ValueError(f"{path} is not a trained model of this library (format {metadata.get('format')!r})")
+    return Classifier(zoo.create(metadata["architecture"], weights=path)).eval()
+
+
+def recipe_of(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """What a trained model was made from: recipe, domains, and the accuracy it was kept for."""
+    described: dict[str, Any] = json.loads(tensorfile.read_metadata(path)["recipe"])
+    return described
+
+
+class _Training:
+    def __init__(self, domains: Sequence[Domain], recipe: Recipe, path: Path, device: str) -> None:
+        if not domains:
+            raise ValueError("no domain to train on; expected at least one")
+        self.recipe, self.path, self.device = recipe, path, torch.device(device)
+        self.classes = domains[0].classes
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(recipe.seed)  # a fresh head is drawn from torch's own generator
+            model = zoo.create(recipe.architecture, num_classes=len(self.classes), weights=recipe.weights)
+        self.model = Classifier(model).to(self.device)
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=recipe.lr)
+        parts = [split(d.labels, recipe.seed) for d in domains]
+        self.training = [self._take(d, part[0]) for d, part in zip(domains, parts, strict=True)]
+        self.validation = [self._take(d, part[1]) for d, part in zip(domains, parts, strict=True)]
+        self.described = {
+            "recipe": dataclasses.asdict(recipe),
+            "domains": {d.name: d.content for d in domains},
+            "classes": list(self.classes),
+        }
+        self.best: dict[str, Tensor] = {}
+        self.accuracy = -1.0
+
+    def run(self, report: Report) -> Classifier:
+        for step in range(self._resume(), self.recipe.steps):
+            loss = self._step(step)
+            done = step + 1
+            if done % self.recipe.every == 0 or done == self.recipe.steps:
+                self._keep_best()
+                self._checkpoint(done)
+            if done % 10 == 0 or done == self.recipe.steps:
+                report(done, self.recipe.steps, loss=loss.item(), accuracy=100 * self.accuracy)
+        self.model.model.load_state_dict(self.best)
+        self._write()
+        self._progress.unlink(missing_ok=True)
+        return self.model.eval()
+
+    def _step(self, step: int) -> Tensor:
+        randomness = generator(self.recipe.seed, "train", step)
+        chosen = [torch.randint(len(y), (self.recipe.batch,), generator=randomness) for _, y in self.training]
+        images = torch.cat([x[i.to(x.device)] for (x, _), i in zip(self.training, chosen, strict=True)])
+        labels = torch.cat([y[i.to(y.device)] for (_, y), i in zip(self.training, chosen, strict=True)])
+        images, labels = images.to(self.device), labels.to(self.device)
+        images = augment(images.float() / 255, randomness)
+        if self.recipe.attack is not None:
+            images = pgd(self.model, images, labels, generator=randomness, **self.recipe.attack)
+        self.model.train()
+        for group in self.optimizer.param_groups:
+            group["lr"] = self._learning_rate(step)
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
+            _, logits = self.model(images)
+        loss = F.cross_entropy(logits.float(), labels)
+        self.optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+        return loss.detach()
+
+    def _learning_rate(self, step: int) -> float:
+        passed = sum(step >= share * self.recipe.steps for share in (0.7, 0.9))
+        return float(self.recipe.lr * 0.1**passed)
+
+    def _keep_best(self) -> None:
+        accuracy = self._validate()
+        if accuracy >= self.accuracy:  # of equals the later: it has seen more
+            self.accuracy = accuracy
+            self.best = {n: t.detach().clone() for n, t in self.model.model.state_dict().items()}
+
+    @torch.no_grad()
+    def _validate(self) -> float:
+        self.model.eval()
+        right = total = 0
+        for images, labels in self.validation:
+            for x, y in zip(torch.split(images, 256), torch.split(labels, 256), strict=True):
+                _, logits = self.model(x.to(self.device).float() / 255)
+                right += int((logits.argmax(dim=1) == y.to(self.device)).sum())
+                total += len(y)
+        return right / max(1, total)
+
+    # --- on disk ----------------------------------------------------------------------------------------------------
+
+    @property
+    def _progress(self) -> Path:
+        return self.path.with_name(self.path.name + ".progress")
+
+    def _checkpoint(self, step: int) -> None:
+        tensors = {f"model.{n}": t for n, t in self.model.model.state_dict().items()}
+        tensors |= {f"best.{n}": t for n, t in self.best.items()}
+        for index, parameter in enumerate(self.model.parameters()):
+            tensors |= {f"adam.{index}.{k}": t for k, t in self.optimizer.state[parameter].items()}
+        position = {"step": step, "accuracy": self.accuracy, **self.described}
+        tensorfile.write(self._progress, tensors, {"position": json.dumps(position)})
+
+    def _resume(self) -> int:
+        """The step to go on from: 0, or where the last checkpoint of this very training was written."""
+        if not self._progress.exists():
+            return 0
+        tensors, metadata = tensorfile.read(self._progress)
+        position = json.loads(metadata["position"])
+        described = json.loads(json.dumps(self.described))
+        if {key: position.get(key) for key in described} != described:
+            raise ValueError(f"{self._progress} belongs to another training; remove it or choose another name")
+        self.model.model.load_state_dict({n[6:]: t for n, t in tensors.items() if n.startswith("model.")})
+        self.best = {n[5:]: t.to(self.device) for n, t in tensors.items() if n.startswith("best.")}
+        parameters = list(self.model.parameters())
+        for name, tensor in tensors.items():
+            if name.startswith("adam."):
+                _, index, key = name.split(".")
+                place = "cpu" if key == "step" else self.device
+                self.optimizer.state[parameters[int(index)]][key] = tensor.to(place)
+        self.accuracy = position["accuracy"]
+        return int(position["step"])
+
+    def _write(self) -> None:
+        metadata = {
+            "format": FORMAT,
+            "architecture": _architecture(self.recipe, self.model),
+            "recipe": json.dumps({**self.described, "accuracy": self.accuracy}, sort_keys=True),
+        }
+        if self.model.mean is not None and self.model.std is not None:
+            for name, values in (("mean", self.model.mean), ("std", self.model.std)):
+                metadata[name] = ",".join(str(value) for value in values.flatten().tolist())
+        tensorfile.write(self.path, self.model.model.state_dict(), metadata)
+
+    def _take(self, domain: Domain, places: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+        images = torch.from_numpy(np.ascontiguousarray(domain.images[places]))
+        return images.to(self.device), torch.from_numpy(domain.labels[places])
+
+
+def _architecture(recipe: Recipe, model: Classifier) -> str:
+    """The zoo's name, and where the stride stands if not where torchvision has it."""
+    first = getattr(model.model, "layer2", [None])[0]
+    strided = getattr(getattr(first, "conv3", None), "stride", None) and first.conv1.stride == (2, 2)
+    return f"{recipe.architecture}, stride 2 on the first 1x1 convolution" if strided else recipe.architecture
