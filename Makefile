@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 .PHONY: demo test lint bench clean
 
 demo: $(INSTALLED)
-	$(BIN)/python examples/first_look.py
+	$(BIN)/safer demo
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest

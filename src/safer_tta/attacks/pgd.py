@@ -98,8 +98,8 @@ def check_threat(*, eps: float, step: float, steps: int, norm: str) -> None:
     for name, value in (("eps", eps), ("step", step)):
         if not 0 < value <= largest:
             raise ValueError(
-                f"{name} is {value}; expected a positive budget for pixels in [0,1]. For {value} of 255 levels "
-                f"write {name}={value}/255"
+                f"{name} is {value:g}; expected a positive budget for pixels in [0,1]. For {value:g} of 255 levels "
+                f"write {value:g}/255"
             )
     if steps < 1:
         raise ValueError(f"steps is {steps}; expected at least 1")

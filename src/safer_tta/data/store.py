@@ -37,6 +37,12 @@ def digest_arrays(*arrays: NDArray[Any]) -> str:
     return state.hexdigest()
 
 
+def digest_file(path: str | os.PathLike[str]) -> str:
+    """A hash of a file's content."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+
+
 def write_json(path: Path, content: Any) -> None:
     with atomic_write(path) as file:
         file.write(json.dumps(content, indent=1, sort_keys=True).encode())

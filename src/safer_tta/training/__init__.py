@@ -1,7 +1,18 @@
 """Source models and the attacker's surrogate."""
 
-from .source import robust, train_source
-from .surrogate import THREAT, attacked_copies, train_surrogate
+from .source import robust, source_recipe, train_source
+from .surrogate import THREAT, attacked_copies, surrogate_recipe, train_surrogate
 from .trainer import Recipe, load, train
 
-__all__ = ["THREAT", "Recipe", "attacked_copies", "load", "robust", "train", "train_source", "train_surrogate"]
+__all__ = [
+    "THREAT",
+    "Recipe",
+    "attacked_copies",
+    "load",
+    "robust",
+    "source_recipe",
+    "surrogate_recipe",
+    "train",
+    "train_source",
+    "train_surrogate",
+]

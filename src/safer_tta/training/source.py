@@ -6,8 +6,10 @@ import dataclasses
 import os
 from typing import Any
 
+from ..attacks.pgd import check_threat
 from ..data import Dataset
 from ..models import Classifier
+from .backbone import SHIPPED
 from .trainer import Recipe, train
 
 
@@ -20,6 +22,15 @@ def train_source(
     return train(domains, recipe, path, **options)
 
 
+def source_recipe(dataset: str, **changes: Any) -> Recipe:
+    """The settings for a dataset: the paper's, or for the embedded data a small network from the shipped backbone."""
+    if dataset == "synthetic":
+        embedded = Recipe(architecture="small", weights=str(SHIPPED), steps=300, lr=5e-4, every=50)
+        return dataclasses.replace(embedded, **changes)
+    return Recipe(**changes)
+
+
 def robust(recipe: Recipe, *, eps: float = 8 / 255, step: float = 2 / 255, steps: int = 20) -> Recipe:
     """The same recipe on PGD examples of the attack's own budget."""
+    check_threat(eps=eps, step=step, steps=steps, norm="linf")
     return dataclasses.replace(recipe, attack={"eps": eps, "step": step, "steps": steps})

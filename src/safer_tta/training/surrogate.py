@@ -17,9 +17,18 @@ from ..attacks.pgd import check_threat
 from ..data import ArrayStore, Domain
 from ..models import Classifier
 from ..seeds import generator
+from .source import source_recipe
 from .trainer import Recipe, train
 
+OTHER_SEEDS = 1000  # the attacker's seeds are not the defender's
 THREAT = {"eps": 8 / 255, "step": 2 / 255, "steps": 20, "norm": "linf"}
+
+
+def surrogate_recipe(dataset: str, **changes: Any) -> Recipe:
+    """The attacker's settings: those of a source model, on one domain, from a seed of its own."""
+    one_domain = {"steps": 150, "batch": 64} if dataset == "synthetic" else {}
+    changes = {**one_domain, **changes}
+    return source_recipe(dataset, **{**changes, "seed": changes.get("seed", 0) + OTHER_SEEDS})
 
 
 def train_surrogate(target: Domain, recipe: Recipe, path: str | os.PathLike[str], **options: Any) -> Classifier:

@@ -93,6 +93,18 @@ def recipe_of(path: str | os.PathLike[str]) -> dict[str, Any]:
     return described
 
 
+@torch.no_grad()
+def accuracy(model: Classifier, images: Tensor | NDArray[np.uint8], labels: Tensor | NDArray[np.int64]) -> float:
+    """Percent of images (N,3,H,W) of bytes that a model in eval mode gets right."""
+    right = 0
+    for first in range(0, len(labels), 256):
+        part = slice(first, first + 256)
+        pictures = torch.as_tensor(np.array(images[part]) if isinstance(images, np.ndarray) else images[part])
+        _, logits = model(pictures.to(model.device).float() / 255)
+        right += int((logits.argmax(dim=1).cpu() == torch.as_tensor(labels[part])).sum())
+    return 100 * right / max(1, len(labels))
+
+
 class _Training:
     def __init__(self, domains: Sequence[Domain], recipe: Recipe, path: Path, device: str) -> None:
         if not domains:
@@ -159,16 +171,10 @@ class _Training:
             self.accuracy = accuracy
             self.best = {n: t.detach().clone() for n, t in self.model.model.state_dict().items()}
 
-    @torch.no_grad()
     def _validate(self) -> float:
         self.model.eval()
-        right = total = 0
-        for images, labels in self.validation:
-            for x, y in zip(torch.split(images, 256), torch.split(labels, 256), strict=True):
-                _, logits = self.model(x.to(self.device).float() / 255)
-                right += int((logits.argmax(dim=1) == y.to(self.device)).sum())
-                total += len(y)
-        return right / max(1, total)
+        right = [accuracy(self.model, images, labels) / 100 * len(labels) for images, labels in self.validation]
+        return sum(right) / max(1, sum(len(labels) for _, labels in self.validation))
 
     # --- on disk ----------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,94 @@
+"""AutoAttack (Croce and Hein, 2020), standard version, through the package pyautoattack (extra `[attacks]`).
+
+APGD-CE, APGD-T, FAB-T and Square, one after the other, each on the images that withstood those before it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..models import Classifier
+from .pgd import BALLS, check_threat, scores
+
+COMPONENTS = ("apgd-ce", "apgd-t", "fab-t", "square")
+NORMS = {"linf": "Linf", "l2": "L2"}
+
+
+def autoattack(
+    model: nn.Module | Classifier,
+    images: Tensor,
+    labels: Tensor,
+    *,
+    eps: float = 8 / 255,
+    norm: str = "linf",
+    seed: int = 0,
+    batch: int = 64,
+    components: tuple[str, ...] = COMPONENTS,
+    progress: Callable[[str, float], None] = lambda component, accuracy: None,
+) -> tuple[Tensor, dict[str, float]]:
+    """(attacked images on 8-bit values, accuracy of the model after each component and after rounding).
+
+    An image the model gets wrong to begin with stays as it is: there is nothing to attack.
+    """
+    try:
+        from pyautoattack import AutoAttack
+    except ImportError as error:
+        raise ImportError("AutoAttack needs pyautoattack: pip install 'safer-tta[attacks]'") from error
+    check_threat(eps=eps, step=eps, steps=1, norm=norm)
+    images = images / 255 if images.dtype == torch.uint8 else images.detach()
+    training = model.training
+    model.eval()
+    forward = _Scores(model)
+    logging.getLogger("auto-attack").setLevel(logging.ERROR)
+    try:
+        with torch.random.fork_rng(devices=[images.device] if images.is_cuda else []):
+            attacked, accuracy = images.clone(), {"clean": _accuracy(forward, images, labels, batch)}
+            for component in components:
+                attack = AutoAttack(
+                    forward, norm=NORMS[norm], eps=eps, version="standard", device=images.device, seed=seed
+                )
+                _limit_targets(attack, forward(images[:1]).shape[1])
+                attack.attacks_to_run = [component]
+                standing = _right(forward, attacked, labels, batch)
+                if standing.any():
+                    attacked[standing], _ = attack.run_standard_evaluation(
+                        images[standing], labels[standing], batch_size=batch
+                    )
+                accuracy[component] = _accuracy(forward, attacked, labels, batch)
+                progress(component, accuracy[component])
+        rounded = BALLS[norm].round(images, attacked, eps)
+        accuracy["rounded"] = _accuracy(forward, rounded, labels, batch)
+    finally:
+        model.train(training)
+    return rounded, accuracy
+
+
+class _Scores(nn.Module):
+    """AutoAttack calls a module for class scores."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, images: Tensor) -> Tensor:
+        return scores(self.model, images)
+
+
+def _limit_targets(attack: Any, classes: int) -> None:
+    """The targeted attacks try nine other classes; with fewer than ten they would look past the last one."""
+    attack.apgd_targeted.n_target_classes = attack.fab.n_target_classes = min(9, classes - 1)
+
+
+@torch.no_grad()
+def _right(forward: nn.Module, images: Tensor, labels: Tensor, batch: int) -> Tensor:
+    answers = [forward(part).argmax(dim=1) for part in torch.split(images, batch)]
+    return torch.cat(answers) == labels
+
+
+def _accuracy(forward: nn.Module, images: Tensor, labels: Tensor, batch: int) -> float:
+    return 100 * float(_right(forward, images, labels, batch).float().mean())

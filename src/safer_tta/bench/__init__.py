@@ -1,0 +1,1 @@
+"""From a stream and a method to rows, tables, figures and pages."""

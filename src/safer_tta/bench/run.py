@@ -1,0 +1,217 @@
+"""One run: one method on one stream, scored as it goes, resumable, reported as one row."""
+
+from __future__ import annotations
+
+import json
+import platform
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from .. import __version__, methods, predictors, tensorfile
+from ..data import Domain, Stream, StreamSpec
+from ..data.store import digest, digest_file, write_json
+from ..methods import Method
+from ..predictors import Prediction
+from ..training import load
+
+Tick = Callable[..., None]
+SAVE_SECONDS = 5.0
+WINDOW = 16  # batches in the rolling curve, as in the paper
+BINS = 15  # of the calibration error
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Where runs take place: domains, their attacked copies and the threat that made them, a trained source model."""
+
+    domains: tuple[Domain, ...]
+    attacked: tuple[NDArray[np.uint8], ...] | None
+    threat: Mapping[str, Any]
+    source: Path
+    device: str = "cpu"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A method on a predictor on a stream."""
+
+    method: str = "tent"
+    predictor: str = "safer"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    predictor_options: Mapping[str, Any] = field(default_factory=dict)
+    stream: StreamSpec = field(default_factory=StreamSpec)
+
+
+def perform(run: Run, setting: Setting, folder: Path, **settings: Any) -> dict[str, Any]:
+    """The row of a run, from the folder if it has been made before."""
+    stream = Stream(setting.domains, run.stream, setting.attacked)
+    classifier = load(setting.source).to(setting.device)
+    predictor = predictors.create(run.predictor, classifier, seed=run.stream.seed, **run.predictor_options)
+    method = methods.create(run.method, predictor, **run.options)
+    definition = {
+        "dataset": setting.domains[0].dataset,
+        "target": "+".join(domain.name for domain in setting.domains),
+        "method": run.method,
+        "predictor": run.predictor,
+        "options": dict(run.options),
+        "predictor_options": dict(run.predictor_options),
+        "attack": "pgd",
+        "eps": setting.threat["eps"],
+        "attack_rate": run.stream.attack_rate,
+        "seed": run.stream.seed,
+        "order": run.stream.order,
+        "stream": stream.name,
+        "source": digest_file(setting.source),
+    }
+    return evaluate(method, stream, definition, folder, **settings)
+
+
+def evaluate(
+    method: Method,
+    stream: Stream,
+    definition: Mapping[str, Any],
+    folder: Path,
+    *,
+    tick: Tick = lambda done, total, **figures: None,
+    save_seconds: float = SAVE_SECONDS,
+) -> dict[str, Any]:
+    """The row of a run. Asked again it comes from the folder; killed half-way it goes on from the last save."""
+    name = digest(definition)
+    done, unfinished = folder / f"{name}.json", folder / f"{name}.progress"
+    if done.exists():
+        row: dict[str, Any] = json.loads(done.read_bytes())
+        return row
+    folder.mkdir(parents=True, exist_ok=True)
+    record = Record.load(unfinished, method)
+    saved = time.monotonic()
+    for batch in stream.since(record.batches):
+        started = time.perf_counter()
+        prediction = method(batch.images)
+        _wait(prediction.probs)
+        record.add(prediction, batch.labels, batch.attacked, time.perf_counter() - started)
+        if time.monotonic() - saved >= save_seconds:
+            record.save(unfinished, method)
+            saved = time.monotonic()
+        tick(record.batches, len(stream), accuracy=100 * record.accuracy)
+    row = {**definition, **record.figures(len(stream.domains[0].classes)), **_machine(method), "run": name}
+    write_json(done, row)
+    unfinished.unlink(missing_ok=True)
+    return row
+
+
+@dataclass
+class Record:
+    """What is kept of every batch."""
+
+    columns: dict[str, list[Tensor]] = field(default_factory=dict)
+
+    @property
+    def batches(self) -> int:
+        return len(self.columns.get("seconds", ()))
+
+    @property
+    def accuracy(self) -> float:
+        return float((torch.cat(self.columns["probs"]).argmax(1) == torch.cat(self.columns["labels"])).float().mean())
+
+    def add(self, prediction: Prediction, labels: Tensor, attacked: Tensor, seconds: float) -> None:
+        report = prediction.report
+        views = len(report.weights)
+        new = {
+            "probs": prediction.probs.float().cpu(),
+            "labels": labels,
+            "attacked": attacked,
+            "sizes": torch.tensor([len(labels)]),
+            "seconds": torch.tensor([seconds], dtype=torch.float64),
+            "dropped": torch.tensor([-1 if report.dropped is None else int(report.dropped)]),
+            "reliability": torch.zeros(1, views)
+            if report.reliability is None
+            else report.reliability.float().cpu()[None],
+        }
+        for column, values in new.items():
+            self.columns.setdefault(column, []).append(values)
+
+    def save(self, path: Path, method: Method) -> None:
+        tensors = {f"column.{column}": torch.cat(values) for column, values in self.columns.items()}
+        tensors |= {f"state.{name}": tensor for name, tensor in method.state_dict().items()}
+        tensorfile.write(path, tensors)
+
+    @classmethod
+    def load(cls, path: Path, method: Method) -> Record:
+        """Where an earlier process left off, the method put into that state; else a fresh start."""
+        if not path.exists():
+            return cls()
+        tensors, _ = tensorfile.read(path)
+        method.load_state_dict({n.removeprefix("state."): t for n, t in tensors.items() if n.startswith("state.")})
+        columns = {n.removeprefix("column."): t for n, t in tensors.items() if n.startswith("column.")}
+        sizes = columns["sizes"].tolist()
+        per_image = {"probs", "labels", "attacked"}
+        return cls({name: list(torch.split(t, sizes if name in per_image else 1)) for name, t in columns.items()})
+
+    def figures(self, classes: int) -> dict[str, Any]:
+        """The row's numbers: accuracies in percent."""
+        table = {name: torch.cat(values) for name, values in self.columns.items()}
+        probs, labels, attacked = table["probs"], table["labels"], table["attacked"]
+        right = (probs.argmax(dim=1) == labels).double()
+        per_batch = [100 * float(part.mean()) for part in torch.split(right, table["sizes"].tolist())]
+        taken = table["seconds"][1:] if len(table["seconds"]) > 1 else table["seconds"]  # the first batch warms up
+        views = table["reliability"].shape[1]
+        return {
+            "images": len(labels),
+            "batches": len(per_batch),
+            "accuracy": _percent(right),
+            "accuracy_attacked": _percent(right[attacked]),
+            "accuracy_clean": _percent(right[~attacked]),
+            "per_class": [_percent(right[labels == k]) for k in range(classes)],
+            "nll": float(-probs.double()[torch.arange(len(labels)), labels].clamp_min(1e-12).log().mean()),
+            "ece": calibration_error(probs.double(), right),
+            "batch_accuracy": per_batch,
+            "rolling": rolling(per_batch, WINDOW),
+            "dropped_share": [float((table["dropped"] == view).double().mean()) for view in range(views)],
+            "reliability": table["reliability"].double().mean(dim=0).tolist(),
+            "ms_per_step": 1e3 * float(taken.median()),
+            "images_per_s": float(table["sizes"].double().mean() / taken.median()),
+        }
+
+
+def rolling(values: list[float], window: int) -> list[float]:
+    """The mean of the last `window` values, at every place."""
+    return [float(np.mean(values[max(0, i + 1 - window) : i + 1])) for i in range(len(values))]
+
+
+def calibration_error(probs: Tensor, right: Tensor) -> float:
+    """Expected calibration error over 15 equal bins of confidence."""
+    confidence = probs.amax(dim=1)
+    bins = (confidence * BINS).long().clamp(max=BINS - 1)
+    gaps = [(right[bins == b].sum() - confidence[bins == b].sum()).abs() for b in range(BINS)]
+    return float(sum(gaps) / len(right))
+
+
+def _percent(right: Tensor) -> float | None:
+    return 100 * float(right.mean()) if len(right) else None
+
+
+def _wait(tensor: Tensor) -> None:
+    if tensor.is_cuda:
+        torch.cuda.synchronize(tensor.device)
+
+
+def _machine(method: Method) -> dict[str, Any]:
+    import resource
+
+    device = method.classifier.device
+    peak = torch.cuda.max_memory_allocated(device) / 2**20 if device.type == "cuda" else None
+    return {
+        "peak_mb": peak or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10,
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
+        "threads": torch.get_num_threads(),
+        "precision": str(method.classifier.dtype).removeprefix("torch."),
+        "versions": {"safer_tta": __version__, "torch": torch.__version__, "numpy": np.__version__},
+    }

@@ -1,0 +1,362 @@
+"""The command `safer`: parses, calls, prints. Everything it does can be called from Python."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+try:
+    import typer
+except ImportError:
+    sys.exit("the command needs typer and rich: pip install 'safer-tta[bench]'")
+
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, help="Test-time adaptation that survives attacked inputs."
+)
+train_app = typer.Typer(no_args_is_help=True, help="Train a source model, a robust one, or the attacker's surrogate.")
+data_app = typer.Typer(no_args_is_help=True, help="Look at a dataset.")
+app.add_typer(train_app, name="train")
+app.add_typer(data_app, name="data")
+
+Data = Annotated[
+    str, typer.Option(help="'synthetic', or the folder of PACS, VLCS, OfficeHome: root/domain/class/image.")
+]
+Target = Annotated[str, typer.Option(help="The domain to adapt to; a source model is trained on the others.")]
+Seed = Annotated[int, typer.Option(help="Decides everything random.")]
+Device = Annotated[str, typer.Option(help="cpu, cuda or mps.")]
+Side = Annotated[int, typer.Option(help="Pixels a side to which a folder's images are resized.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON, for machines.")]
+Budget = Annotated[str, typer.Option(help="Largest change of a pixel, as a fraction: 8/255 or 0.03.")]
+Norm = Annotated[str, typer.Option(help="linf or l2.")]
+Store = Annotated[Path, typer.Option(help="Folder for what is made once: attacked images and rows.")]
+Out = Annotated[
+    Path, typer.Option(help="Where to write the model (safetensors). A killed training goes on from there.")
+]
+Architecture = Annotated[str | None, typer.Option(help="small, resnet18, resnet50, timm:NAME … (default: by dataset).")]
+Weights = Annotated[Path | None, typer.Option(help="Pretrained weights to start from, a safetensors file.")]
+Steps = Annotated[int | None, typer.Option(help="Training steps (default: the paper's 5000; less on synthetic).")]
+BatchSize = Annotated[int | None, typer.Option("--batch", help="Images per domain in a training step.")]
+LearningRate = Annotated[float | None, typer.Option("--lr", help="Learning rate of Adam.")]
+
+
+@train_app.command("source")
+def train_source(
+    target: Target,
+    out: Out,
+    data: Data = "synthetic",
+    architecture: Architecture = None,
+    weights: Weights = None,
+    steps: Steps = None,
+    batch: BatchSize = None,
+    lr: LearningRate = None,
+    seed: Seed = 0,
+    side: Side = 224,
+    device: Device = "cpu",
+    as_json: AsJson = False,
+) -> None:
+    """Train on every domain but the target (the paper's ERM)."""
+    from . import training
+
+    dataset = _dataset(data, side, target, others=True)
+    changes = _given(architecture=architecture, weights=weights, steps=steps, batch=batch, lr=lr, seed=seed)
+    recipe = training.source_recipe(dataset.name, **changes)
+    with _progress("source model") as tick:
+        training.train_source(dataset, target, recipe, out, device=device, report=tick)
+    _print_model(out, as_json)
+
+
+@train_app.command("robust")
+def train_robust(
+    target: Target,
+    out: Out,
+    data: Data = "synthetic",
+    architecture: Architecture = None,
+    weights: Weights = None,
+    steps: Steps = None,
+    batch: BatchSize = None,
+    lr: LearningRate = None,
+    eps: Budget = "8/255",
+    attack_steps: Annotated[int, typer.Option(help="PGD steps inside every training step.")] = 20,
+    seed: Seed = 0,
+    side: Side = 224,
+    device: Device = "cpu",
+    as_json: AsJson = False,
+) -> None:
+    """Train on attacked images (the paper's Robust ERM)."""
+    from . import training
+
+    dataset = _dataset(data, side, target, others=True)
+    changes = _given(architecture=architecture, weights=weights, steps=steps, batch=batch, lr=lr, seed=seed)
+    recipe = training.robust(training.source_recipe(dataset.name, **changes), eps=_fraction(eps), steps=attack_steps)
+    with _progress("robust source model") as tick:
+        training.train_source(dataset, target, recipe, out, device=device, report=tick)
+    _print_model(out, as_json)
+
+
+@train_app.command("surrogate")
+def train_surrogate(
+    target: Target,
+    out: Out,
+    data: Data = "synthetic",
+    architecture: Architecture = None,
+    weights: Weights = None,
+    steps: Steps = None,
+    batch: BatchSize = None,
+    lr: LearningRate = None,
+    seed: Seed = 0,
+    side: Side = 224,
+    device: Device = "cpu",
+    as_json: AsJson = False,
+) -> None:
+    """Train the attacker's model on 80 % of the target domain."""
+    from . import training
+
+    dataset = _dataset(data, side, target, others=False)
+    changes = _given(architecture=architecture, weights=weights, steps=steps, batch=batch, lr=lr, seed=seed)
+    recipe = training.surrogate_recipe(dataset.name, **changes)
+    with _progress("surrogate") as tick:
+        training.train_surrogate(dataset.domain(target), recipe, out, device=device, report=tick)
+    _print_model(out, as_json)
+
+
+@train_app.command("backbone")
+def train_backbone(out: Out) -> None:
+    """Make the small pretrained network again that ships with the package (on drawn letters and digits)."""
+    from .training.backbone import make_backbone
+
+    with _progress("backbone") as tick:
+        make_backbone(out, report=tick)
+    typer.echo(f"wrote {out}")
+
+
+@app.command("attack")
+def attack(
+    target: Target,
+    surrogate: Annotated[Path, typer.Option(help="The attacker's model, from `safer train surrogate`.")],
+    store: Store,
+    data: Data = "synthetic",
+    eps: Budget = "8/255",
+    step: Annotated[str, typer.Option(help="Size of one step, as a fraction.")] = "2/255",
+    steps: Annotated[int, typer.Option(help="Number of steps.")] = 20,
+    norm: Norm = "linf",
+    seed: Seed = 0,
+    side: Side = 224,
+    device: Device = "cpu",
+    as_json: AsJson = False,
+) -> None:
+    """Make the attacked copy of every image of a domain (PGD on the surrogate); kept, and shared by all runs."""
+    threat = {"eps": _fraction(eps), "step": _fraction(step), "steps": steps, "norm": norm}
+    domain = _dataset(data, side, target, others=False).domain(target)
+    model, attacked = _attacked(domain, surrogate, store, threat, seed, device)
+    _result(
+        {
+            "images": len(domain),
+            "surrogate_clean": _accuracy(model, domain.images, domain.labels),
+            "surrogate_attacked": _accuracy(model, attacked, domain.labels),
+        },
+        as_json,
+    )
+
+
+@app.command("run")
+def run(
+    target: Target,
+    model: Annotated[Path, typer.Option(help="The source model, from `safer train source`.")],
+    store: Store,
+    data: Data = "synthetic",
+    method: Annotated[str, typer.Option(help="none, bn, tent, pl … (`safer methods`).")] = "tent",
+    predictor: Annotated[str, typer.Option(help="plain, jpeg, fft, blur, safer or safer-a.")] = "safer",
+    attack_rate: Annotated[float, typer.Option(help="Percent of every batch that is attacked.")] = 0.0,
+    surrogate: Annotated[
+        Path | None, typer.Option(help="The attacker's model; needed when anything is attacked.")
+    ] = None,
+    eps: Budget = "8/255",
+    norm: Norm = "linf",
+    order: Annotated[str, typer.Option(help="shuffled or correlated.")] = "shuffled",
+    batch: Annotated[int, typer.Option(help="Images in a batch.")] = 64,
+    limit: Annotated[int | None, typer.Option(help="Only so many images of the stream.")] = None,
+    seed: Seed = 0,
+    side: Side = 224,
+    device: Device = "cpu",
+    as_json: AsJson = False,
+) -> None:
+    """Run one method on one stream; a run that was made before is looked up, one that was killed goes on."""
+    from .bench.run import Run, Setting, perform
+    from .data import StreamSpec
+    from .training import THREAT
+
+    spec = StreamSpec(order=order, attack_rate=attack_rate, batch=batch, limit=limit, seed=seed)
+    domain = _dataset(data, side, target, others=False).domain(target)
+    threat = {**THREAT, "eps": _fraction(eps), "norm": norm}
+    attacked = None
+    if attack_rate > 0:
+        if surrogate is None:
+            raise typer.BadParameter("an attack rate above 0 needs --surrogate, the attacker's model")
+        attacked = (_attacked(domain, surrogate, store, threat, seed, device)[1],)
+    setting = Setting((domain,), attacked, threat, model, device)
+    with _progress(f"{method} on {predictor}") as tick:
+        row = perform(Run(method=method, predictor=predictor, stream=spec), setting, store / "runs", tick=tick)
+    _result(row, as_json, ["accuracy", "accuracy_attacked", "accuracy_clean", "nll", "ece", "ms_per_step", "run"])
+
+
+@app.command("demo")
+def demo(
+    folder: Annotated[Path, typer.Option(help="Where models, rows and the page go.")] = Path("demo"),
+    target: Target = "sketch",
+    seed: Seed = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Train, attack, adapt and show: what the project is for, in three minutes on the embedded data."""
+    from .demo import TABLE_RATES, run_demo
+
+    folder.mkdir(parents=True, exist_ok=True)
+    found = run_demo(folder, target=target, seed=seed)
+    if as_json:
+        return _result({"rows": list(found.rows.values()), "page": str(found.page)}, True)
+    typer.echo(f"accuracy on {target}, %".ljust(28) + "".join(f"{rate:>4} % attacked" for rate in TABLE_RATES))
+    for name, values in found.table():
+        typer.echo(name.ljust(28) + "".join(f"{value:15.1f}" for value in values))
+    typer.echo(f"the attacker's own model: {found.surrogate[0]:.1f} % clean, {found.surrogate[1]:.1f} % attacked")
+    return typer.echo(f"rows: {folder / 'results.jsonl'}   page: {found.page}")
+
+
+@app.command("methods")
+def list_methods(as_json: AsJson = False) -> None:
+    """List the adaptation methods."""
+    from .methods import METHODS
+
+    rows = {name: {"updates": cls.updates, "what": _first_line(cls)} for name, cls in sorted(METHODS.items())}
+    if as_json:
+        return _result(rows, True)
+    for name, row in rows.items():
+        typer.echo(f"{name:10} updates {row['updates']:9} {row['what']}")
+    return None
+
+
+@data_app.command("check")
+def data_check(
+    path: Annotated[Path, typer.Argument(help="The dataset's folder.")],
+    manifest: Annotated[
+        Path | None, typer.Option(help="Where to write every file's hash (default: NAME.json).")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Count images against the official numbers, name unreadable files, write a manifest to compare copies with."""
+    from .data.domains import check
+    from .data.store import write_json
+
+    with _progress("checking") as tick:
+        found = check(path, tick)
+    place = manifest or Path(f"{found['dataset']}-manifest.json")
+    write_json(place, {"content": found["content"], "files": found["files"]})
+    problems = found["differences"] + found["unreadable"]
+    if as_json:
+        _result({key: value for key, value in found.items() if key != "files"}, True)
+    else:
+        for domain, counts in found["counts"].items():
+            typer.echo(
+                f"{domain:15} {sum(counts.values()):6} images: " + ", ".join(f"{k} {n}" for k, n in counts.items())
+            )
+        for problem in problems:
+            typer.echo(f"problem: {problem}")
+        typer.echo(
+            f"content {found['content']}, manifest {place}" + ("" if problems else "; nothing to complain about")
+        )
+    if problems:
+        raise typer.Exit(1)
+
+
+# --- what the commands share ----------------------------------------------------------------------------------------
+
+
+def _dataset(data: str, side: int, target: str, *, others: bool) -> Any:
+    """The dataset with its target decoded, and the other domains where they are needed too."""
+    from .data import open_dataset
+
+    with _progress("decoding images") as tick:
+        dataset = open_dataset(data, side=side, progress=tick)
+        dataset.domain(target)
+        for name in dataset.domains if others else ():
+            dataset.domain(name)
+        return dataset
+
+
+def _attacked(domain: Any, surrogate: Path, store: Path, threat: dict[str, Any], seed: int, device: str) -> Any:
+    from .data import ArrayStore
+    from .data.store import digest_file
+    from .training import attacked_copies, load
+
+    model = load(surrogate).to(device)
+    with _progress("attacked images") as tick:
+        arrays = ArrayStore(store / "attacked")
+        return model, attacked_copies(
+            domain, model, arrays, source=digest_file(surrogate), threat=threat, seed=seed, progress=tick
+        )
+
+
+def _accuracy(model: Any, images: Any, labels: Any) -> float:
+    from .training.trainer import accuracy
+
+    return accuracy(model, images, labels)
+
+
+def _progress(label: str) -> Any:
+    from .progress import progress
+
+    return progress(label)
+
+
+def _fraction(text: str) -> float:
+    """8/255 or 0.03."""
+    above, _, below = text.partition("/")
+    try:
+        return float(above) / float(below or 1)
+    except (ValueError, ZeroDivisionError):
+        raise typer.BadParameter(f"{text!r} is not a number; expected a fraction such as 8/255") from None
+
+
+def _given(**values: Any) -> dict[str, Any]:
+    return {name: str(v) if isinstance(v, Path) else v for name, v in values.items() if v is not None}
+
+
+def _print_model(path: Path, as_json: bool) -> None:
+    from .training.trainer import recipe_of
+
+    described = recipe_of(path)
+    _result({"model": str(path), "validation_accuracy": 100 * described["accuracy"]}, as_json)
+
+
+def _result(values: dict[str, Any], as_json: bool, shown: list[str] | None = None) -> None:
+    if as_json:
+        typer.echo(json.dumps(values, sort_keys=True))
+        return
+    for name in shown or values:
+        value = values[name]
+        typer.echo(
+            f"{name:20} {value:.2f}" if isinstance(value, float) else f"{name:20} {'–' if value is None else value}"
+        )
+
+
+def _first_line(cls: type) -> str:
+    return (sys.modules[cls.__module__].__doc__ or "").strip().splitlines()[0]
+
+
+def main() -> None:
+    """Run the command. A mistake is one line and a non-zero exit; SAFER_DEBUG=1 shows where it came from."""
+    if os.environ.get("SAFER_DEBUG"):
+        app()
+    try:
+        app()
+    except (ValueError, TypeError, OSError, ImportError) as error:
+        typer.echo(f"error: {' '.join(str(error).split())}", err=True)
+        raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        typer.echo("stopped; the same command goes on from here", err=True)
+        raise SystemExit(130) from None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""The command as a user runs it: a real process, its output and its exit code."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import PACS, needs_pacs
+
+SAFER = [sys.executable, "-m", "safer_tta.cli"]
+
+
+def safer(*arguments: object, cwd: Path | None = None, env: dict[str, str] | None = None):
+    command = [*SAFER, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd, env=env)
+
+
+def good(*arguments: object, **options: object):
+    result = safer(*arguments, "--json", **options)
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+@pytest.mark.parametrize(
+    "command", [(), ("train",), ("train", "source"), ("attack",), ("run",), ("demo",), ("data", "check")]
+)
+def test_help(command):
+    result = safer(*command, "--help")
+    assert result.returncode == 0
+    assert "Usage" in result.stdout
+
+
+def test_methods_are_listed():
+    rows = good("methods")
+    assert rows["tent"]["updates"] == "norm"
+    assert all(row["what"] for row in rows.values())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("attack", "--target", "sketch", "--surrogate", "nowhere", "--store", "."), "nowhere"),
+        (("train", "source", "--target", "clipart", "--out", "x"), "no domain 'clipart'"),
+        (("train", "source", "--target", "sketch", "--out", "x", "--data", "/nowhere"), "not a folder"),
+        (("run", "--target", "sketch", "--model", "nowhere", "--store", "."), "nowhere"),
+        (("run", "--target", "sketch", "--model", "x", "--store", ".", "--attack-rate", "50"), "--surrogate"),
+        (("run", "--target", "sketch", "--model", "x", "--store", ".", "--attack-rate", "150"), "0 to 100"),
+        (("train", "robust", "--target", "sketch", "--out", "x", "--eps", "8"), "8/255"),
+        (("train", "robust", "--target", "sketch", "--out", "x", "--eps", "much"), "fraction"),
+        (("data", "check", "/nowhere"), "not a folder"),
+    ],
+)
+def test_a_mistake_is_one_line_and_an_exit_code(arguments, says, tmp_path):
+    result = safer(*arguments, cwd=tmp_path)
+    assert result.returncode != 0
+    assert says in " ".join(result.stderr.split())
+    assert "Traceback" not in result.stderr
+    assert not list(tmp_path.glob("*.safetensors"))
+
+
+@needs_pacs
+def test_pacs_excerpt_from_training_to_a_row(tmp_path):
+    """4 domains x 7 classes x 20 images of PACS: train source and surrogate, attack, run."""
+    root = tmp_path / "PACS"
+    for place in sorted(PACS.glob("*/*")):
+        target = root / place.relative_to(PACS)
+        target.mkdir(parents=True)
+        for image in sorted(place.iterdir())[:20]:
+            shutil.copy(image, target)
+    import os
+
+    env = {**os.environ, "SAFER_CACHE": str(tmp_path / "cache")}
+    common = ("--data", root, "--target", "art_painting", "--side", "48")
+    quick = ("--architecture", "small", "--steps", "30", "--batch", "16", "--lr", "1e-3")
+    source, surrogate, store = tmp_path / "source.safetensors", tmp_path / "surrogate.safetensors", tmp_path / "store"
+    model = good("train", "source", *common, *quick, "--out", source, env=env)
+    assert model["validation_accuracy"] > 100 / 7
+    good("train", "surrogate", *common, *quick, "--steps", "60", "--out", surrogate, env=env)
+    good(
+        "train",
+        "robust",
+        *common,
+        *quick,
+        "--steps",
+        "2",
+        "--attack-steps",
+        "2",
+        "--out",
+        tmp_path / "robust.safetensors",
+        env=env,
+    )
+    threat = ("--surrogate", surrogate, "--store", store)
+    attacked = good("attack", *common, *threat, env=env)
+    assert attacked["images"] == 140
+    assert attacked["surrogate_attacked"] < attacked["surrogate_clean"] / 2
+    row = good("run", *common, *threat, "--model", source, "--attack-rate", "50", env=env)
+    assert (row["dataset"], row["target"], row["images"]) == ("pacs", "art_painting", 140)
+    again = good("run", *common, *threat, "--model", source, "--attack-rate", "50", env=env)
+    assert again == row
+    shown = safer("run", *common, *threat, "--model", source, "--attack-rate", "50", env=env)
+    assert row["run"] in shown.stdout
+
+
+@needs_pacs
+def test_data_check_says_what_is_wrong(tmp_path):
+    root = tmp_path / "PACS"
+    for place in sorted(PACS.glob("*/*")):
+        target = root / place.relative_to(PACS)
+        target.mkdir(parents=True)
+        shutil.copy(sorted(place.iterdir())[0], target)
+    result = safer("data", "check", root, cwd=tmp_path)
+    assert result.returncode == 1
+    assert "sketch: 7 images, officially 3929" in result.stdout
+    assert json.loads((tmp_path / "pacs-manifest.json").read_text())["files"]

@@ -1,0 +1,239 @@
+"""Training and runs: killed and resumed to the same bytes, foreign checkpoints refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from safer_tta import tensorfile
+from safer_tta.bench.run import Run, Setting, calibration_error, perform, rolling
+from safer_tta.data import ArrayStore, StreamSpec, open_dataset
+from safer_tta.training import (
+    THREAT,
+    Recipe,
+    attacked_copies,
+    load,
+    robust,
+    source_recipe,
+    surrogate_recipe,
+    train_source,
+    train_surrogate,
+)
+from safer_tta.training.augment import augment
+from safer_tta.training.backbone import SHIPPED
+from safer_tta.training.trainer import accuracy, recipe_of, split
+
+COUNT = 70
+
+
+@pytest.fixture(scope="module")
+def data():
+    return open_dataset("synthetic", count=COUNT)
+
+
+@pytest.fixture(scope="module")
+def recipe():
+    return source_recipe("synthetic", steps=24, batch=8, every=4)
+
+
+@pytest.fixture(scope="module")
+def trained(data, recipe, tmp_path_factory):
+    path = tmp_path_factory.mktemp("models") / "source.safetensors"
+    train_source(data, "sketch", recipe, path)
+    return path
+
+
+def test_defaults_are_the_papers():
+    recipe = source_recipe("pacs")
+    assert (recipe.architecture, recipe.steps, recipe.batch, recipe.lr) == ("resnet18", 5000, 32, 5e-5)
+    assert robust(recipe).attack == {"eps": 8 / 255, "step": 2 / 255, "steps": 20}
+    assert THREAT == {"eps": 8 / 255, "step": 2 / 255, "steps": 20, "norm": "linf"}
+    assert surrogate_recipe("pacs").seed != recipe.seed
+
+
+def test_the_backbone_is_shipped_and_small():
+    assert SHIPPED.stat().st_size < 1_000_000
+    assert tensorfile.read_metadata(SHIPPED)["architecture"] == "small"
+
+
+def test_split_is_stratified():
+    labels = np.repeat([0, 1, 2], [50, 10, 5])
+    training, validation = split(labels, seed=0)
+    assert np.bincount(labels[training]).tolist() == [40, 8, 4]
+    assert sorted([*training, *validation]) == list(range(65))
+
+
+def test_training_learns_and_keeps_the_best(data, trained):
+    model = load(trained)
+    described = recipe_of(trained)
+    assert described["accuracy"] > 2 / 7, "24 steps from the backbone are better than chance"
+    others = [data.domain(name) for name in data.domains if name != "sketch"]
+    right = sum(
+        accuracy(model, d.images[v], d.labels[v]) / 100 * len(v) for d in others for v in (split(d.labels, 0)[1],)
+    )
+    total = sum(len(split(d.labels, 0)[1]) for d in others)
+    assert right / total == pytest.approx(described["accuracy"])
+    assert set(described["domains"]) == {"photo", "painting", "cartoon"}
+
+
+def test_a_finished_training_is_not_repeated(data, trained, recipe):
+    before = trained.read_bytes()
+    train_source(data, "sketch", recipe, trained, report=lambda *_, **__: pytest.fail("trained again"))
+    assert trained.read_bytes() == before
+
+
+CODE = """
+    import sys
+    from safer_tta.data import ArrayStore, StreamSpec, open_dataset
+    from safer_tta.training import *
+    from safer_tta.bench.run import Run, Setting, perform
+    from pathlib import Path
+    folder, what = Path(sys.argv[1]), sys.argv[2]
+    data = open_dataset("synthetic", count=70)
+    print("on", flush=True)
+    def slowly(*_, **__):
+        import time
+        time.sleep(0.05)
+    if what == "train":
+        recipe = source_recipe("synthetic", steps=24, batch=8, every=4)
+        train_source(data, "sketch", recipe, folder / "source.safetensors", report=slowly)
+    if what == "run":
+        sketch = data.domain("sketch")
+        setting = Setting((sketch,), (sketch.images[::-1],), THREAT, folder / "source.safetensors")
+        run = Run(method="pl", stream=StreamSpec(batch=5, attack_rate=40))
+        perform(run, setting, folder / "runs", tick=slowly, save_seconds=0)
+    print("done", flush=True)
+"""
+
+
+def kill_and_finish(folder, what, delays):
+    """Kill the work at several moments after it got going, then let it end."""
+    command = [sys.executable, "-c", textwrap.dedent(CODE), str(folder), what]
+    killed = 0
+    for delay in delays:
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout.readline() == "on\n"
+            time.sleep(delay)
+            process.send_signal(signal.SIGKILL)
+            killed += "done" not in process.stdout.read()
+    subprocess.run(command, check=True, capture_output=True)
+    return killed
+
+
+def test_training_killed_at_any_moment_ends_the_same(trained, tmp_path):
+    killed = kill_and_finish(tmp_path, "train", (0.3, 0.7, 1.0))
+    assert killed > 0
+    expected, got = tensorfile.read(trained), tensorfile.read(tmp_path / "source.safetensors")
+    assert expected[1] == got[1]
+    assert all(torch.equal(t, got[0][n]) for n, t in expected[0].items())
+    assert [p.name for p in tmp_path.iterdir()] == ["source.safetensors"]
+
+
+TIMING = {"ms_per_step", "images_per_s", "peak_mb"}
+
+
+def test_a_run_killed_at_any_moment_ends_the_same(data, trained, tmp_path):
+    sketch = data.domain("sketch")
+    (tmp_path / "source.safetensors").write_bytes(trained.read_bytes())
+    setting = Setting((sketch,), (sketch.images[::-1],), THREAT, trained)
+    run = Run(method="pl", stream=StreamSpec(batch=5, attack_rate=40))
+    expected = perform(run, setting, tmp_path / "undisturbed")
+    assert kill_and_finish(tmp_path, "run", (0.2, 0.5, 0.8)) > 0
+    got = perform(run, setting, tmp_path / "runs")
+    assert {k: v for k, v in got.items() if k not in TIMING} == {k: v for k, v in expected.items() if k not in TIMING}
+    assert len(list((tmp_path / "runs").iterdir())) == 1
+
+
+def test_a_row_says_what_was_measured(data, trained, tmp_path):
+    sketch = data.domain("sketch")
+    setting = Setting((sketch,), (sketch.images[::-1].copy(),), THREAT, trained)
+    row = perform(Run(stream=StreamSpec(batch=16, attack_rate=50)), setting, tmp_path)
+    assert (row["dataset"], row["target"], row["method"], row["predictor"]) == ("synthetic", "sketch", "tent", "safer")
+    assert (row["images"], row["batches"], row["attack_rate"]) == (70, 5, 50)
+    attacked = sum(round(0.5 * size) for size in (16, 16, 16, 16, 6))
+    mean = (row["accuracy_attacked"] * attacked + row["accuracy_clean"] * (70 - attacked)) / 70
+    assert row["accuracy"] == pytest.approx(mean)
+    assert row["accuracy"] == pytest.approx(np.average(row["batch_accuracy"], weights=[16, 16, 16, 16, 6]))
+    assert len(row["per_class"]) == 7
+    assert len(row["reliability"]) == len(row["dropped_share"]) == 5
+    assert sum(row["dropped_share"]) <= 1
+    assert row["stream"]
+    assert row["source"]
+    again = perform(Run(stream=StreamSpec(batch=16, attack_rate=50)), setting, tmp_path)
+    assert again == row
+
+
+def test_rolling_and_calibration():
+    assert rolling([0, 100, 50], 2) == [0, 50, 75]
+    probs = torch.tensor([[0.9, 0.1], [0.9, 0.1], [0.6, 0.4]], dtype=torch.float64)
+    # two at 0.9 of which one is right, one at 0.6 that is right
+    assert calibration_error(probs, torch.tensor([1.0, 0.0, 1.0])) == pytest.approx((0.8 + 0.4) / 3)
+
+
+def test_another_trainings_progress_is_refused(data, recipe, tmp_path, monkeypatch):
+    path = tmp_path / "m.safetensors"
+    from safer_tta.training import trainer
+
+    monkeypatch.setattr(trainer._Training, "_write", lambda self: (_ for _ in ()).throw(OSError(28, "No space left")))
+    with pytest.raises(OSError, match="No space"):
+        train_source(data, "sketch", recipe, path)
+    assert not path.exists(), "nothing half-written is left as good"
+    monkeypatch.undo()
+    with pytest.raises(ValueError, match="another training"):
+        train_source(data, "sketch", dataclasses.replace(recipe, lr=1e-3), path)
+    train_source(data, "sketch", recipe, path)
+    assert path.exists()
+
+
+def test_a_checkpoint_of_another_architecture_is_refused(data, trained, tmp_path):
+    with pytest.raises(ValueError, match="does not fit this architecture"):
+        train_source(data, "sketch", Recipe(architecture="resnet18", weights=str(trained), steps=1), tmp_path / "x")
+    with pytest.raises(ValueError, match="not a trained model"):
+        load(SHIPPED)
+
+
+def test_a_wrong_target_is_named_before_the_training(data, recipe, tmp_path):
+    with pytest.raises(ValueError, match="no domain 'clipart'"):
+        train_source(data, "clipart", recipe, tmp_path / "x")
+
+
+def test_robust_training_sees_attacked_images(data, recipe, tmp_path, monkeypatch):
+    from safer_tta.training import trainer
+
+    seen = []
+    real = trainer.pgd
+    monkeypatch.setattr(trainer, "pgd", lambda *a, **k: seen.append(k) or real(*a, **k))
+    train_source(data, "sketch", robust(dataclasses.replace(recipe, steps=3), steps=2), tmp_path / "r")
+    assert [(k["eps"], k["steps"]) for k in seen] == [(8 / 255, 2)] * 3
+
+
+def test_the_surrogate_falls_and_its_images_are_made_once(data, tmp_path):
+    sketch = data.domain("sketch")
+    surrogate = train_surrogate(sketch, surrogate_recipe("synthetic", steps=60, batch=32), tmp_path / "s")
+    store = ArrayStore(tmp_path / "a")
+    attacked = attacked_copies(sketch, surrogate, store, source="s")
+    assert np.abs(attacked.astype(int) - sketch.images).max() == 8
+    assert accuracy(surrogate, sketch.images, sketch.labels) > 60
+    assert accuracy(surrogate, attacked, sketch.labels) < 5
+    other = attacked_copies(sketch, surrogate, store, source="s", threat={"eps": 4 / 255})
+    assert np.abs(other.astype(int) - sketch.images).max() == 4
+    assert len(list((tmp_path / "a").iterdir())) == 2
+    with pytest.raises(ValueError, match="8/255"):
+        attacked_copies(sketch, surrogate, store, source="s", threat={"eps": 8})
+
+
+def test_augmentation_is_a_draw_per_image():
+    images = torch.rand(1, 3, 20, 20, generator=torch.Generator().manual_seed(0)).expand(8, 3, 20, 20)
+    out = augment(images, torch.Generator().manual_seed(1))
+    assert out.shape == images.shape
+    assert 0 <= out.min() <= out.max() <= 1
+    assert len({tuple(o.flatten()[:5].tolist()) for o in out}) == 8
+    assert torch.equal(out, augment(images, torch.Generator().manual_seed(1)))
