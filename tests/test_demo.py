@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 
-from safer_tta.demo import RATES, ROWS, run_demo
+from safer_tta.demo import RATES, ROWS, TABLE_RATES, run_demo
 
 
 @pytest.fixture(scope="module")
@@ -54,3 +55,22 @@ def test_asked_again_nothing_is_computed_twice(demo, monkeypatch):
     monkeypatch.setattr("safer_tta.bench.run.Record.add", lambda *_: pytest.fail("ran again"))
     again = run_demo(demo.page.parent)
     assert again.table() == demo.table()
+
+
+def test_the_readme_quotes_measured_rows():
+    """The table in the README is what the kept rows say, cell by cell."""
+    root = Path(__file__).parents[1]
+    rows = [json.loads(line) for line in (root / "docs" / "results" / "demo.jsonl").read_text().splitlines()]
+    found = {}
+    for line in (root / "README.md").read_text().splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        found[cells[0].split(" (")[0]] = cells[1:]
+    for row in ROWS:
+        for place, rate in enumerate(TABLE_RATES):
+            (measured,) = [
+                r["accuracy"]
+                for r in rows
+                if (r["method"], r["predictor"], r["predictor_options"], r["attack_rate"])
+                == (row.method, row.predictor, dict(row.options), rate)
+            ]
+            assert found[row.label][place] == f"{measured:.1f}"
