@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import warnings
 
 import pytest
 import torch
@@ -279,7 +280,7 @@ class TestMethod:
         assert same(after, start)
 
     def test_save_load_resume_is_bit_identical(self, method, predictor, tmp_path):
-        stream = batches(5)
+        stream = batches(5, size=14)  # 70 images: memories that learn every 64 do so after the pause
         never_stopped = make(method, predictor)
         expected = [p.probs for p in never_stopped.stream(stream)]
         first = make(method, predictor)
@@ -320,7 +321,7 @@ class TestMethod:
             adapted(BAD_BATCHES[bad])
         assert same(adapted.state_dict(), before)
 
-    def test_a_failure_on_the_way_changes_nothing(self, method, predictor):
+    def test_a_failure_on_the_way_changes_nothing(self, method, predictor, monkeypatch):
         adapted = make(method, predictor)
         list(adapted.stream(batches(1)))
         before = adapted.state_dict()
@@ -328,10 +329,9 @@ class TestMethod:
         def fail(*_: object) -> None:
             raise RuntimeError("out of memory, say")
 
-        hook = adapted.classifier.head.register_forward_hook(fail)
+        monkeypatch.setattr(safer_tta.Classifier, "normalise", fail)  # in whichever model is asked first
         with pytest.raises(RuntimeError, match="out of memory"):
             adapted(batches(1, seed=4)[0])
-        hook.remove()
         assert same(adapted.state_dict(), before)
 
     def test_works_whatever_mode_the_caller_is_in(self, method, predictor):
@@ -356,12 +356,9 @@ class TestMethod:
     def test_short_last_batch_and_single_image(self, method, predictor):
         adapted = make(method, predictor)
         list(adapted.stream(batches(2)))
-        for size in (2, 1):
-            with (
-                pytest.warns(UserWarning, match="one image")
-                if size == 1 and predictor.startswith("safer")
-                else nothing()
-            ):
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "a batch of one image")  # that SAFER says so, once, is tested elsewhere
+            for size in (2, 1):
                 assert torch.isfinite(adapted(batches(1, size=size)[0]).probs).all()
 
     def test_unknown_option_is_named(self, method, predictor):
@@ -373,8 +370,3 @@ class TestMethod:
         assert cls.name == method
         assert cls.updates in {"none", "norm", "features", "all"}
         assert inspect.getmodule(cls).__doc__
-
-
-class nothing:  # noqa: N801 - reads like contextlib's own
-    def __enter__(self) -> None: ...
-    def __exit__(self, *_: object) -> None: ...

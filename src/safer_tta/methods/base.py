@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from torch.optim import Adam, Optimizer
 
 from ..models.classifier import Updates
-from ..predictors import Draw, Prediction, Predictor
+from ..predictors import Prediction, Predictor
 from .state import Snapshot, State
 from .stateful import Stateful, alone
 
 log = logging.getLogger("safer_tta")
 
-Closure = Callable[[], Tensor]
+Closure = Callable[[], Tensor | None]
 
 
 class Method(Stateful):
@@ -27,7 +27,8 @@ class Method(Stateful):
     prepare()  replace norms, build memories (self.state.memory) and teachers; the optimiser comes after
     forward()  (prediction, loss), loss None for "learn nothing from this batch"; writes nothing, may be called twice
     optimise() one optimiser step by default; sharpness-aware methods call the closure twice
-    commit()   after a healthy step only: averages, memories, restores
+    again()    the loss of a second pass on the same views, where optimise() asks for one
+    commit()   after a healthy step only: averages, memories, restores; may learn() a second time
     """
 
     name: ClassVar[str]
@@ -54,7 +55,7 @@ class Method(Stateful):
 
     def prepare(self) -> None: ...
 
-    def forward(self, images: Tensor, draw: Draw) -> tuple[Prediction, Tensor | None]:
+    def forward(self, images: Tensor, draw: Any) -> tuple[Prediction, Tensor | None]:
         raise NotImplementedError
 
     def build_optimizer(self, parameters: list[nn.Parameter], lr: float | None) -> Optimizer:
@@ -67,7 +68,22 @@ class Method(Stateful):
         assert self.optimizer is not None
         self.optimizer.step()
 
-    def commit(self, prediction: Prediction) -> None: ...
+    def draw(self, images: Tensor) -> Any:
+        """Everything random about a batch; a method with views of its own draws them here too."""
+        return self.predictor.draw(images)
+
+    def again(self, images: Tensor, draw: Any, prediction: Prediction) -> Tensor | None:
+        return self.forward(images, draw)[1]
+
+    def commit(self, images: Tensor, prediction: Prediction) -> None: ...
+
+    def learn(self, loss: Callable[[], Tensor | None]) -> None:
+        """One more update, from within commit: `loss` is called once for every gradient that optimise() wants."""
+        with torch.enable_grad():
+            value = loss()
+            if value is not None and self._healthy(value.detach()):
+                self.optimise(self._closure(value, loss))
+                self._forget_gradients()
 
     # --- what a user calls --------------------------------------------------------------------------------------
 
@@ -112,19 +128,24 @@ class Method(Stateful):
     def _step(self, images: Tensor, held: Snapshot) -> Prediction:
         if self.frozen:
             return self._answer(images)
-        draw = self.predictor.draw(images)
+        draw = self.draw(images)
+        images = self.predictor.to_model(images)
         prediction, loss = self.forward(images, draw)
-        health = prediction.probs.detach().sum() if loss is None else loss.detach()
-        if not bool(torch.isfinite(health)):
-            log.warning("%s: the batch gives %s; it is answered but not learnt from", self.name, health.item())
+        if not self._healthy(prediction.probs.detach().sum() if loss is None else loss.detach()):
             self.state.put_back(held, generator=False)
             return prediction.detach()
         if loss is not None:
-            self.optimise(self._closure(images, draw, loss))
+            self.optimise(self._closure(loss, lambda: self.again(images, draw, prediction)))
             self._forget_gradients()
         with torch.no_grad():
-            self.commit(prediction.detach())
+            self.commit(images, prediction.detach())
         return prediction.detach()
+
+    def _healthy(self, figure: Tensor) -> bool:
+        finite = bool(torch.isfinite(figure))
+        if not finite:
+            log.warning("%s: the batch gives %s; it is answered but not learnt from", self.name, figure.item())
+        return finite
 
     def _forget_gradients(self) -> None:
         if self.optimizer is not None:
@@ -132,18 +153,22 @@ class Method(Stateful):
 
     def _answer(self, images: Tensor) -> Prediction:
         with torch.no_grad(), self.classifier.untracked():
-            return self.forward(images, self.predictor.draw(images))[0].detach()
+            draw = self.draw(images)
+            return self.forward(self.predictor.to_model(images), draw)[0].detach()
 
-    def _closure(self, images: Tensor, draw: Draw, loss: Tensor) -> Closure:
-        """Gradients of the loss: at first of the one already computed, after that of a fresh pass on the same views."""
+    def _closure(self, loss: Tensor, again: Callable[[], Tensor | None]) -> Closure:
+        """Gradients of a loss: at first of the one already computed, after that of a fresh pass."""
         computed = [loss]
 
-        def closure() -> Tensor:
+        def closure() -> Tensor | None:
             self._forget_gradients()
-            with self.classifier.untracked():
-                value = computed.pop() if computed else self.forward(images, draw)[1]
-            assert value is not None
-            value.backward()  # type: ignore[no-untyped-call]
+            if computed:
+                value: Tensor | None = computed.pop()
+            else:
+                with self.classifier.untracked():
+                    value = again()
+            if value is not None:
+                value.backward()  # type: ignore[no-untyped-call]
             return value
 
         return closure

@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping
 
 import torch
-from torch import Generator, Tensor
+from torch import Generator, Tensor, nn
 from torch.optim import Optimizer
 
 from .. import tensorfile
@@ -34,6 +34,8 @@ class State:
         self.generator = generator
         self.optimizers: dict[str, Optimizer] = {}
         self.memory: dict[str, Tensor] = {}
+        self.models: dict[str, nn.Module] = {}  # teachers, policies: every tensor of theirs
+        self.constants: dict[str, nn.Module] = {}  # never change and are never saved; only follow to a device
         self.adapted: list[str] = []
 
     def declare_adapted(self) -> None:
@@ -78,6 +80,8 @@ class State:
     def to(self, device: torch.device) -> None:
         """Follow the model to another device."""
         self.memory = {name: tensor.to(device) for name, tensor in self.memory.items()}
+        for module in (*self.models.values(), *self.constants.values()):
+            module.to(device)
         for optimizer in self.optimizers.values():
             optimizer.load_state_dict(optimizer.state_dict())  # torch's own way of moving state beside its parameters
 
@@ -98,6 +102,8 @@ class State:
     def _live(self) -> dict[str, Tensor]:
         tensors = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
         live = {f"model.{name}": tensors[name] for name in self.adapted}
+        for label, module in self.models.items():
+            live |= {f"{label}.{n}": t for n, t in (*module.named_parameters(), *module.named_buffers())}
         live |= {f"memory.{name}": tensor for name, tensor in self.memory.items()}
         for label, optimizer in self.optimizers.items():
             live |= {f"{label}.{name}": tensor for name, tensor in _optimizer_tensors(optimizer).items()}
@@ -108,7 +114,8 @@ class State:
         return {name: buffer for name, buffer in self.model.named_buffers() if name in adapted}
 
     def _fixed(self, names: Mapping[str, Tensor]) -> list[str]:
-        return [name for name in names if name.startswith("model.")]
+        """Tensors of models: they keep their place and shape, and are copied into."""
+        return [name for name in names if name.partition(".")[0] in ("model", *self.models)]
 
     def _check(self, snapshot: Mapping[str, Tensor]) -> None:
         live = self._live()

@@ -92,3 +92,16 @@ def untracked(norms: Iterable[nn.Module]) -> Iterator[None]:
     finally:
         for norm in moving:
             norm.track_running_stats = True
+
+
+@contextlib.contextmanager
+def running_statistics(norms: Iterable[nn.Module]) -> Iterator[None]:
+    """Inside, batch norms in train mode use their running statistics instead of the batch's."""
+    training = [n for n in norms if isinstance(n, _BatchNorm) and n.training]
+    for norm in training:
+        norm.eval()
+    try:
+        yield
+    finally:
+        for norm in training:
+            norm.train()

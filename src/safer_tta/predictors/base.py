@@ -6,6 +6,7 @@ import contextlib
 import copy
 import dataclasses
 import operator
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self, TypeVar
 
@@ -50,6 +51,7 @@ class Prediction:
     logits: Tensor
     features: Tensor
     report: Report = field(repr=False)
+    kept: Mapping[str, Tensor] = field(default_factory=dict, repr=False)  # from a method's forward to its commit
 
     @property
     def labels(self) -> Tensor:
@@ -58,7 +60,8 @@ class Prediction:
 
     def detach(self) -> Prediction:
         """The same numbers without the graph that made them."""
-        return dataclasses.replace(_detached(self), report=_detached(self.report))
+        kept = {name: tensor.detach() for name, tensor in self.kept.items()}
+        return dataclasses.replace(_detached(self), report=_detached(self.report), kept=kept)
 
 
 R = TypeVar("R", Prediction, Report)

@@ -1,0 +1,123 @@
+"""NOTE: normalise each image by itself unless it is ordinary, and learn from a memory with all classes in it.
+
+Gong et al., "NOTE: Robust continual test-time adaptation against temporal correlation", NeurIPS 2022.
+Instance-aware batch norm: an image's own mean and variance count only as far as they leave the band (4 standard errors)
+in which the running ones would put them. A prediction-balanced reservoir of 64 images is filled from the stream; every
+64 images one step on its entropy, scale and shift of the norms, running statistics following with momentum 0.01.
+
+The paper trains with this normalisation from the start; here it replaces batch norm at test time.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..models.norm import running_statistics, use_train_mode
+from ..predictors import Prediction, Predictor
+from .base import Method
+from .image_memory import ImageMemory
+from .losses import entropy
+from .registry import register
+
+
+class InstanceAwareBatchNorm(nn.BatchNorm2d):
+    """Batch norm that yields to an image whose statistics are out of the ordinary."""
+
+    band = 4.0
+
+    @classmethod
+    def like(cls, norm: nn.Module, momentum: float) -> nn.Module:
+        if not isinstance(norm, nn.BatchNorm2d):
+            return norm
+        new = cls(norm.num_features, eps=norm.eps, momentum=momentum, affine=norm.affine)
+        new.load_state_dict(norm.state_dict())
+        return new.to(norm.running_mean.device, norm.running_mean.dtype).eval()  # type: ignore[union-attr]
+
+    def forward(self, x: Tensor) -> Tensor:
+        pixels = x.shape[2] * x.shape[3]
+        if self.training:
+            usual_var, usual_mean = torch.var_mean(x, dim=(0, 2, 3), keepdim=True)
+            if self.track_running_stats:
+                self._move(usual_mean.detach(), usual_var.detach())
+        else:
+            assert self.running_mean is not None and self.running_var is not None  # noqa: PT018
+            usual_mean, usual_var = (s.view(1, -1, 1, 1) for s in (self.running_mean, self.running_var))
+        mean, var = usual_mean, usual_var
+        if pixels > 1:
+            own_var, own_mean = torch.var_mean(x, dim=(2, 3), keepdim=True)
+            mean = mean + _beyond(own_mean - mean, self.band * torch.sqrt((usual_var + self.eps) / pixels))
+            spread = (usual_var + self.eps) * math.sqrt(2 / (pixels - 1))
+            var = F.relu(var + _beyond(own_var - usual_var, self.band * spread))
+        normalised = (x - mean) * torch.rsqrt(var + self.eps)
+        if not self.affine:
+            return normalised
+        return normalised * self.weight.view(1, -1, 1, 1) + self.bias.view(1, -1, 1, 1)
+
+    @torch.no_grad()
+    def _move(self, mean: Tensor, var: Tensor) -> None:
+        assert self.running_mean is not None and self.running_var is not None  # noqa: PT018
+        assert self.momentum is not None
+        self.running_mean.lerp_(mean.flatten(), self.momentum)
+        self.running_var.lerp_(var.flatten(), self.momentum)
+
+
+def _beyond(difference: Tensor, band: Tensor) -> Tensor:
+    """What of a difference lies outside ±band."""
+    return difference.sign() * F.relu(difference.abs() - band)
+
+
+@register("note")
+class NOTE(Method):
+    updates = "norm"
+
+    def __init__(
+        self, predictor: Predictor, *, lr: float = 1e-4, capacity: int = 64, every: int = 64, momentum: float = 0.01
+    ) -> None:
+        self.capacity, self.every, self.momentum = capacity, every, momentum
+        super().__init__(predictor, lr=lr)
+
+    def prepare(self) -> None:
+        self.classifier.replace_norms(lambda norm: InstanceAwareBatchNorm.like(norm, self.momentum))
+        use_train_mode(self.classifier.norms())  # so that their running statistics count as state
+        self.memory = ImageMemory(self.state)
+        self.state.memory["seen"] = torch.zeros(self.classifier.num_classes, dtype=torch.int64)
+        self.state.memory["waiting"] = torch.zeros((), dtype=torch.int64)
+
+    def forward(self, images: Tensor, draw: Any) -> tuple[Prediction, None]:
+        with running_statistics(self.classifier.norms()):
+            return self.predictor(images, draw), None
+
+    def commit(self, images: Tensor, prediction: Prediction) -> None:
+        for image, label in zip(images, prediction.labels, strict=True):
+            self._remember(image, label)
+            self.state.memory["waiting"] = self.state.memory["waiting"] + 1
+            if int(self.state.memory["waiting"]) >= self.every:
+                self.state.memory["waiting"] = torch.zeros((), dtype=torch.int64)
+                self.learn(self._memory_loss())
+
+    def _remember(self, image: Tensor, label: Tensor) -> None:
+        """Prediction-balanced reservoir sampling."""
+        of = int(label)
+        seen = self.state.memory["seen"].clone()
+        seen[of] += 1
+        self.state.memory["seen"] = seen
+        row, generator = {"image": image, "label": label}, self.predictor.generator
+        if len(self.memory) < self.capacity:
+            return self.memory.append(**row)
+        crowded = self.memory.crowded(len(seen))
+        if of not in crowded:
+            return self.memory.replace(self.memory.any_of(crowded, generator), **row)
+        share = float(self.memory.counts(len(seen))[of]) / float(seen[of])
+        if float(torch.rand((), generator=generator)) <= share:
+            return self.memory.replace(self.memory.any_of([of], generator), **row)
+        return None
+
+    def _memory_loss(self) -> Any:
+        images = self.memory["image"]
+        draw = self.predictor.draw(images)
+        return lambda: entropy(self.predictor(images, draw).logits).mean()

@@ -1,0 +1,134 @@
+"""RoTTA: statistics, memory and teacher that a changing, correlated stream cannot pull away.
+
+Yuan et al., "Robust test-time adaptation in dynamic scenarios", CVPR 2023.
+Robust batch norm: statistics are a running mean (0.05 of each new batch) and are what normalises. A memory of 64
+images, balanced over predicted classes, drops what is old and uncertain. Every 64 images the student learns, on
+strongly augmented memory images, the teacher's answers on the plain ones, younger images counting more; the teacher follows
+(0.999). Answers are the teacher's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..models.norm import running_statistics, use_train_mode
+from ..predictors import Prediction, Predictor
+from .base import Method
+from .image_memory import ImageMemory
+from .losses import cross_entropy, entropy
+from .own_views import strong
+from .registry import register
+from .teacher import follow, make_teacher
+
+
+class RobustBatchNorm(nn.BatchNorm2d):
+    """In train mode, normalises with the running statistics after the batch has moved them."""
+
+    @classmethod
+    def like(cls, norm: nn.Module, momentum: float) -> nn.Module:
+        if not isinstance(norm, nn.BatchNorm2d):
+            return norm
+        new = cls(norm.num_features, eps=norm.eps, momentum=momentum, affine=norm.affine)
+        new.load_state_dict(norm.state_dict())
+        return new.to(norm.running_mean.device, norm.running_mean.dtype).eval()  # type: ignore[union-attr]
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean, var = self.running_mean, self.running_var
+        assert mean is not None
+        assert var is not None
+        assert self.momentum is not None
+        if self.training:
+            batch_var, batch_mean = torch.var_mean(x, dim=(0, 2, 3), correction=0)
+            mean, var = torch.lerp(mean, batch_mean, self.momentum), torch.lerp(var, batch_var, self.momentum)
+            if self.track_running_stats:
+                with torch.no_grad():
+                    self.running_mean.copy_(mean)  # type: ignore[union-attr]
+                    self.running_var.copy_(var)  # type: ignore[union-attr]
+        scale = torch.rsqrt(var + self.eps)
+        shift = -mean * scale
+        if self.affine:
+            scale, shift = scale * self.weight, shift * self.weight + self.bias
+        return x * scale.view(1, -1, 1, 1) + shift.view(1, -1, 1, 1)
+
+
+@register("rotta")
+class RoTTA(Method):
+    updates = "norm"
+
+    def __init__(
+        self,
+        predictor: Predictor,
+        *,
+        lr: float = 1e-3,
+        capacity: int = 64,
+        every: int = 64,
+        momentum: float = 0.05,
+        keep: float = 0.999,
+    ) -> None:
+        self.capacity, self.every, self.momentum, self.keep = capacity, every, momentum, keep
+        super().__init__(predictor, lr=lr)
+
+    def prepare(self) -> None:
+        self.classifier.replace_norms(lambda norm: RobustBatchNorm.like(norm, self.momentum))
+        use_train_mode(self.classifier.norms())
+        self.teacher = make_teacher(self.predictor, self.state)
+        self.memory = ImageMemory(self.state, "uncertainty", "age")
+        self.state.memory["waiting"] = torch.zeros((), dtype=torch.int64)
+
+    def forward(self, images: Tensor, draw: Any) -> tuple[Prediction, None]:
+        with running_statistics(self.teacher.classifier.norms()):
+            return self.teacher(images, draw), None
+
+    def commit(self, images: Tensor, prediction: Prediction) -> None:
+        uncertainty = entropy(prediction.logits)
+        for image, label, h in zip(images, prediction.labels, uncertainty, strict=True):
+            self._remember(image, label, h)
+            self.state.memory["waiting"] = self.state.memory["waiting"] + 1
+            if int(self.state.memory["waiting"]) >= self.every:
+                self.state.memory["waiting"] = torch.zeros((), dtype=torch.int64)
+                self.learn(self._memory_loss())
+                follow(self.teacher, self.predictor, self.keep)
+
+    def _remember(self, image: Tensor, label: Tensor, uncertainty: Tensor) -> None:
+        """Class-balanced; within what must shrink, the oldest and least certain goes if it is worse than the new one."""
+        counts = self.memory.counts(self.classifier.num_classes)
+        new = {"image": image, "label": label, "uncertainty": uncertainty, "age": torch.zeros_like(uncertainty)}
+        crowded: list[int] | None = None
+        if float(counts[int(label)]) >= self.capacity / self.classifier.num_classes:
+            crowded = [int(label)]
+        elif len(self.memory) >= self.capacity:
+            crowded = self.memory.crowded(self.classifier.num_classes)
+        if crowded is None:
+            self.memory.append(**new)
+        else:
+            worst, score = self._worst(crowded)
+            if score > float(self._score(new["age"], uncertainty)):
+                self.memory.remove(worst)
+                self.memory.append(**new)
+        if len(self.memory):
+            self.memory["age"] = self.memory["age"] + 1
+
+    def _score(self, age: Tensor, uncertainty: Tensor) -> Tensor:
+        old = torch.sigmoid(age / self.capacity)
+        return old + uncertainty / math.log(max(2, self.classifier.num_classes))
+
+    def _worst(self, labels: list[int]) -> tuple[int, float]:
+        scores = self._score(self.memory["age"], self.memory["uncertainty"])
+        among = torch.isin(self.memory["label"], torch.tensor(labels, device=scores.device))
+        scores = torch.where(among, scores, -torch.inf)
+        worst = int(scores.argmax())
+        return worst, float(scores[worst])
+
+    def _memory_loss(self) -> Callable[[], Tensor]:
+        images, age = self.memory["image"], self.memory["age"] / self.capacity
+        draw = self.predictor.draw(images)
+        augmented = strong(images, self.predictor.generator)
+        timeliness = torch.exp(-age) / (1 + torch.exp(-age))
+        with torch.no_grad():
+            target = self.teacher(images, draw).probs
+        return lambda: (cross_entropy(target, self.predictor(augmented, draw).logits) * timeliness).mean()

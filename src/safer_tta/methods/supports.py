@@ -1,0 +1,51 @@
+"""The support memory of T3A and TSD: for every class the features the model was surest about.
+
+It starts with the head's own rows, labelled by what the head says of them. Each batch is appended, then every class
+keeps its lowest entropies. The prototype of a class is the sum of its unit-norm supports.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..predictors import Prediction
+from .losses import entropy
+
+Supports = dict[str, Tensor]  # features (M,d), labels (M,), entropies (M,)
+
+
+def from_head(head: nn.Linear) -> Supports:
+    with torch.no_grad():
+        rows = head.weight.detach().clone()
+        logits = head(rows)
+        return {"features": rows, "labels": logits.argmax(dim=1), "entropies": entropy(logits)}
+
+
+def extended(supports: Mapping[str, Tensor], prediction: Prediction, keep: int) -> Supports:
+    """The supports with a batch added, and of each class only the `keep` surest."""
+    with torch.no_grad():
+        features = torch.cat([supports["features"], prediction.features.detach()])
+        labels = torch.cat([supports["labels"], prediction.labels])
+        entropies = torch.cat([supports["entropies"], entropy(prediction.logits.detach())])
+        kept = lowest_of_each_class(labels, entropies, keep)
+        return {"features": features[kept], "labels": labels[kept], "entropies": entropies[kept]}
+
+
+def lowest_of_each_class(labels: Tensor, values: Tensor, keep: int) -> Tensor:
+    """Indices of the `keep` lowest values of every class."""
+    order = values.argsort(stable=True)
+    order = order[labels[order].argsort(stable=True)]  # by class, and within a class by value
+    counts = torch.bincount(labels)
+    first = (counts.cumsum(0) - counts)[labels[order]]
+    rank = torch.arange(len(order), device=order.device) - first
+    return order[rank < keep]
+
+
+def prototypes(supports: Mapping[str, Tensor], classes: int) -> Tensor:
+    """(K,d): sums of unit-norm supports."""
+    units = F.normalize(supports["features"], dim=1)
+    return units.new_zeros(classes, units.shape[1]).index_add_(0, supports["labels"], units)

@@ -1,0 +1,27 @@
+"""A slowly following copy of the adapted model."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+
+from ..predictors import Predictor
+from .state import State
+
+
+def make_teacher(predictor: Predictor, state: State) -> Predictor:
+    """The predictor over a copy of its classifier; the copy's tensors are declared as state."""
+    classifier = copy.deepcopy(predictor.classifier).requires_grad_(False)
+    state.models["teacher"] = classifier.model
+    teacher = predictor.over(classifier)
+    teacher.validate = False  # what it sees was checked when it arrived
+    return teacher
+
+
+@torch.no_grad()
+def follow(teacher: Predictor, student: Predictor, keep: float) -> None:
+    """teacher = keep · teacher + (1 - keep) · student, parameters only."""
+    pairs = zip(teacher.classifier.parameters(), student.classifier.parameters(), strict=True)
+    for slow, fast in pairs:
+        slow.lerp_(fast, 1 - keep)

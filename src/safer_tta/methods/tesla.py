@@ -1,0 +1,148 @@
+"""TeSLA: a teacher's refined answers, and augmentations chosen to be hard.
+
+Tomar et al., "TeSLA: Test-time self-learning with automatic adversarial augmentation", CVPR 2023.
+The teacher (average of the student, 0.99; eval mode) answers on the image and four easy views; the mean is refined by
+its ten nearest neighbours in a queue of 256 per class, into which the batch goes first. Objective on one of the five
+views: Σ p̄ log p̄ of the batch's mean prediction, plus the flipped cross-entropy -Σ p_student log p_soft, plus
+KL(p_soft ‖ student) on a hard view from a learned policy. The policy is trained after every batch (Adam, 0.1): it raises
+the teacher's entropy while the mean inputs of the teacher's norm layers stay where the plain batch has them (mean squared
+difference, averaged over layers); the choice of pairs learns by REINFORCE. All parameters of the student learn, batch
+norms in train mode. The answer is the student's on the view it learnt from.
+
+On a predictor with views of its own (SAFER), each of TeSLA's views is seen through those: it works, at the product of
+both costs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.optim import Adam
+
+from ..models.norm import use_train_mode
+from ..predictors import Prediction, Predictor
+from .base import Method
+from .losses import entropy, marginal_entropy
+from .own_views import Seeded, easy, seeded
+from .policy import Policy
+from .registry import register
+from .supports import lowest_of_each_class
+from .teacher import follow, make_teacher
+
+SMALLEST = 1e-6  # below this a probability's logarithm is not looked at
+
+
+@register("tesla")
+class TeSLA(Method):
+    updates = "all"
+
+    def __init__(
+        self,
+        predictor: Predictor,
+        *,
+        lr: float = 1e-4,
+        keep: float = 0.99,
+        easy_views: int = 4,
+        queue: int = 256,
+        neighbours: int = 10,
+        policy_lr: float = 0.1,
+    ) -> None:
+        self.keep, self.easy_views, self.queue = keep, easy_views, queue
+        self.neighbours, self.policy_lr = neighbours, policy_lr
+        super().__init__(predictor, lr=lr)
+
+    def prepare(self) -> None:
+        self.teacher = make_teacher(self.predictor, self.state)  # before train mode: the teacher stays in eval mode
+        use_train_mode(self.classifier.norms())
+        self.policy = Policy()
+        self.state.models["policy"] = self.policy
+        self.state.optimizers["policy_optimizer"] = Adam(self.policy.parameters(), lr=self.policy_lr)
+        head = self.classifier.head
+        self.state.memory["queue_features"] = head.weight.new_zeros(0, head.in_features)
+        self.state.memory["queue_probs"] = head.weight.new_zeros(0, head.out_features)
+
+    def draw(self, images: Tensor) -> Seeded:
+        return seeded(self.predictor, images)
+
+    def forward(self, images: Tensor, draw: Any) -> tuple[Prediction, Tensor]:
+        generator = draw.generator()
+        views = [images, *(easy(images, generator) for _ in range(self.easy_views))]
+        chosen = int(torch.randint(len(views), (), generator=generator))
+        hard = self.policy.apply_pairs(images, self.policy.draw(len(images), generator)).detach()
+        with torch.no_grad():
+            taught = [self.teacher(view, draw.draw) for view in views]
+            probs = torch.stack([t.probs for t in taught]).mean(dim=0)
+            queue = self._extended(torch.stack([t.features for t in taught]).mean(dim=0), probs)
+            soft = self._refined(queue["queue_features"][-len(images) :], queue)
+        prediction = self.predictor(views[chosen], draw.draw)
+        flipped = -(prediction.probs * soft.clamp_min(SMALLEST).log()).sum(dim=1).mean()
+        on_hard = self.predictor(hard, draw.draw).logits.log_softmax(dim=1)
+        distance = (soft * (soft.clamp_min(SMALLEST).log() - on_hard)).sum(dim=1).mean()
+        loss = -marginal_entropy(prediction.logits) + flipped + distance
+        return dataclasses.replace(prediction, kept=queue), loss
+
+    def commit(self, images: Tensor, prediction: Prediction) -> None:
+        kept = lowest_of_each_class(
+            prediction.kept["queue_probs"].argmax(dim=1),
+            -torch.arange(len(prediction.kept["queue_probs"]), device=images.device),  # the youngest first
+            self.queue,
+        )
+        kept = kept.sort().values
+        self.state.memory.update({name: values[kept] for name, values in prediction.kept.items()})
+        follow(self.teacher, self.predictor, self.keep)
+        self._train_policy(images)
+
+    def _extended(self, features: Tensor, probs: Tensor) -> dict[str, Tensor]:
+        """The queue with the batch at its end."""
+        memory = self.state.memory
+        return {
+            "queue_features": torch.cat([memory["queue_features"], features]),
+            "queue_probs": torch.cat([memory["queue_probs"], probs]),
+        }
+
+    def _refined(self, features: Tensor, queue: dict[str, Tensor]) -> Tensor:
+        """The mean answer of the nearest neighbours, by cosine."""
+        similarity = F.normalize(features, dim=1) @ F.normalize(queue["queue_features"], dim=1).T
+        nearest = similarity.topk(min(self.neighbours, similarity.shape[1]), dim=1).indices
+        return queue["queue_probs"][nearest].mean(dim=1)
+
+    @torch.enable_grad()
+    def _train_policy(self, images: Tensor) -> None:
+        generator = self.predictor.generator
+        draw, pairs = self.predictor.draw(images), self.policy.draw_any(len(images), generator)
+        with torch.no_grad(), _InputMeans(self.teacher.classifier.norms()) as plain:
+            self.teacher(images, draw)
+        with _InputMeans(self.teacher.classifier.norms()) as hard:
+            h = entropy(self.teacher(self.policy.apply_pairs(images, pairs), draw).logits)
+        drift = [F.mse_loss(a, b) for a, b in zip(hard.means, plain.means, strict=True)]
+        penalty = torch.stack(drift).mean() if drift else h.new_zeros(())
+        preference = self.policy.choice.log_softmax(dim=0)[pairs].to(h)
+        loss = penalty - h.mean() - (preference * h.detach()).mean()
+        optimizer = self.state.optimizers["policy_optimizer"]
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+class _InputMeans:
+    """Collects the mean input of every norm layer, per channel, while it is open."""
+
+    def __init__(self, norms: list[nn.Module]) -> None:
+        self.norms, self.means = norms, list[Tensor]()
+
+    def __enter__(self) -> _InputMeans:
+        self.hooks = [norm.register_forward_pre_hook(self._note) for norm in self.norms]
+        return self
+
+    def _note(self, _: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        x = inputs[0]
+        self.means.append(x.mean(dim=[axis for axis in range(x.ndim) if axis != 1]))
+
+    def __exit__(self, *_: object) -> None:
+        for hook in self.hooks:
+            hook.remove()
