@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -61,6 +63,43 @@ def test_a_mistake_is_one_line_and_an_exit_code(arguments, says, tmp_path):
     assert says in " ".join(result.stderr.split())
     assert "Traceback" not in result.stderr
     assert not list(tmp_path.glob("*.safetensors"))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("train", "source", "--target", "sketch", "--out", "x", "--device", "nonsense"),
+        ("train", "source", "--target", "sketch", "--out", "x", "--steps", "0"),
+        ("run", "--target", "sketch", "--model", "x", "--store", ".", "--method", "nomethod"),
+        ("run", "--target", "sketch", "--model", "x", "--store", ".", "--norm", "l2", "--attack-rate", "50"),
+        ("run", "--target", "sketch"),
+    ],
+)
+def test_other_mistakes_are_no_tracebacks(arguments, tmp_path):
+    result = safer(*arguments, cwd=tmp_path)
+    assert result.returncode == 2
+    assert result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_control_c_says_how_to_go_on(tmp_path):
+    command = [
+        *SAFER,
+        "train",
+        "source",
+        "--target",
+        "sketch",
+        "--out",
+        str(tmp_path / "m.safetensors"),
+        "--steps",
+        "9999",
+    ]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        time.sleep(6)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "goes on from here" in said
 
 
 @needs_pacs

@@ -147,6 +147,26 @@ def test_no_folder():
         open_dataset("/nowhere/at/all")
 
 
+def test_a_decompression_bomb_is_named(tmp_path):
+    root = folder(tmp_path)
+    bomb = root / "one" / "cat" / "bomb.png"
+    picture(bomb)
+    raw = bytearray(bomb.read_bytes())
+    raw[16:24] = (60000).to_bytes(4, "big") * 2
+    import zlib
+
+    raw[29:33] = zlib.crc32(raw[12:29]).to_bytes(4, "big")
+    bomb.write_bytes(raw)
+    assert "bomb.png" in check(root)["unreadable"][0]
+
+
+def test_sixteen_bit_grey_keeps_its_brightness(tmp_path):
+    from safer_tta.data.domains import decode
+
+    Image.fromarray(np.full((8, 8), 257 * 100, np.uint16)).save(tmp_path / "x.png")
+    assert set(decode(tmp_path / "x.png", None).flatten()) == {100}
+
+
 def test_check_compares_copies(tmp_path):
     one = check(folder(tmp_path / "a"))
     assert one["content"] == check(shutil.copytree(tmp_path / "a", tmp_path / "b"))["content"]
@@ -219,6 +239,59 @@ def test_a_foreign_array_is_refused_by_name(tmp_path):
     moved = 1 if digest({"x": 1}) == one.name else 2
     with pytest.raises(StoreError, match="something else"):
         ArrayStore(tmp_path).get({"x": moved}, 50, numbers)
+
+
+@pytest.mark.parametrize("damage", ["flip", "foreign"])
+def test_a_damaged_part_is_made_again(tmp_path, damage):
+    def stop(first, last):
+        if first == 32:
+            raise KeyboardInterrupt
+        return numbers(first, last)
+
+    with pytest.raises(KeyboardInterrupt):
+        ArrayStore(tmp_path).get({"x": 1}, 50, stop, part=16)
+    part = sorted(tmp_path.rglob("part-*.npy"))[0]
+    raw = bytearray(part.read_bytes())
+    raw[-1] ^= 1
+    part.write_bytes(raw)
+    if damage == "foreign":
+        np.save(part, numbers(0, 10))
+    assert np.array_equal(ArrayStore(tmp_path).get({"x": 1}, 50, numbers, part=16), numbers(0, 50))
+
+
+def test_two_processes_share_a_store(tmp_path):
+    code = """
+        import sys, time
+        from safer_tta.data import ArrayStore
+        from tests.test_data import numbers
+        def make(first, last):
+            time.sleep(0.05)
+            return numbers(first, last)
+        print(ArrayStore(sys.argv[1]).get({"x": 1}, 100, make, part=10).sum())
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code), str(tmp_path)]
+    both = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    answers = [process.communicate() for process in both]
+    assert answers[0][0] == answers[1][0] == f"{numbers(0, 100).sum()}\n", answers
+
+
+def test_a_full_disk_is_reported_to_the_last_byte(tmp_path):
+    """A limit on file sizes a few bytes below the array's: no file stands under its name."""
+    code = """
+        import resource, signal, sys
+        from safer_tta.data import ArrayStore
+        from tests.test_data import numbers
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (128 + 240, 128 + 240))
+        try:
+            ArrayStore(sys.argv[1]).get({"x": 1}, 50, numbers)
+        except OSError as error:
+            print("OSError", error.errno)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code), str(tmp_path)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.stdout.startswith("OSError"), result.stderr
+    assert not list(tmp_path.rglob("*.npy"))
 
 
 def test_killed_at_any_moment(tmp_path):
@@ -295,6 +368,16 @@ def test_orders():
     assert not (mixed[:60] < 60).all()
 
 
+def test_one_stream_one_name():
+    clean, attacked = domain(), domain(offset=9).images
+    names = {
+        Stream([clean], StreamSpec(attack_rate=rate, seed=seed), [attacked]).name
+        for rate in (50, 50.0, np.float32(50))
+        for seed in (1, np.int64(1))
+    }
+    assert len(names) == 1
+
+
 def test_a_stream_follows_from_its_manifest():
     clean, attacked = domain(), domain(offset=9).images
     spec = StreamSpec(attack_rate=30, seed=5, limit=50)
@@ -319,6 +402,7 @@ def test_a_stream_follows_from_its_manifest():
         (lambda: Stream([domain()], StreamSpec(attack_rate=10)), "make them first"),
         (lambda: Stream([domain(), domain()], StreamSpec()), "continual"),
         (lambda: Stream([domain()], StreamSpec(attack_rate=10), [domain(7).images]), "expected"),
+        (lambda: Stream([domain()], StreamSpec(attack_rate=10), []), "one each"),
     ],
 )
 def test_mistakes_are_named(call, says):

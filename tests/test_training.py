@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,21 +16,24 @@ import torch
 
 from safer_tta import tensorfile
 from safer_tta.bench.run import Run, Setting, calibration_error, perform, rolling
-from safer_tta.data import ArrayStore, StreamSpec, open_dataset
+from safer_tta.data import ArrayStore, StoreError, StreamSpec, open_dataset
 from safer_tta.training import (
     THREAT,
     Recipe,
     attacked_copies,
+    full_threat,
     load,
     robust,
     source_recipe,
     surrogate_recipe,
+    train,
     train_source,
     train_surrogate,
 )
 from safer_tta.training.augment import augment
 from safer_tta.training.backbone import SHIPPED
 from safer_tta.training.trainer import accuracy, recipe_of, split
+from tests.conftest import WEIGHTS, needs_weights
 
 COUNT = 70
 
@@ -52,11 +56,86 @@ def trained(data, recipe, tmp_path_factory):
 
 
 def test_defaults_are_the_papers():
-    recipe = source_recipe("pacs")
+    recipe = source_recipe("pacs", weights="imagenet.safetensors")
     assert (recipe.architecture, recipe.steps, recipe.batch, recipe.lr) == ("resnet18", 5000, 32, 5e-5)
     assert robust(recipe).attack == {"eps": 8 / 255, "step": 2 / 255, "steps": 20}
     assert THREAT == {"eps": 8 / 255, "step": 2 / 255, "steps": 20, "norm": "linf"}
-    assert surrogate_recipe("pacs").seed != recipe.seed
+    assert surrogate_recipe("pacs", weights="imagenet.safetensors").seed != recipe.seed
+    with pytest.raises(ValueError, match="weights"):
+        source_recipe("pacs")
+
+
+@pytest.mark.parametrize("change", [{"steps": 0}, {"batch": -1}, {"every": 0}, {"lr": 0.0}])
+def test_recipes_are_checked(change):
+    with pytest.raises(ValueError, match="expected"):
+        Recipe(**change)
+
+
+@needs_weights
+def test_the_imagenet_network_trains_and_loads_again(data, tmp_path):
+    """Its stride stands on the first 1x1 convolution; what is written must say so, or it could not be read."""
+    recipe = Recipe(architecture="resnet50", weights=str(WEIGHTS), steps=1, batch=2, every=1)
+    few = [
+        dataclasses.replace(
+            data.domain("photo"), images=data.domain("photo").images[:14], labels=data.domain("photo").labels[:14]
+        )
+    ]
+    trained = train(few, recipe, tmp_path / "m.safetensors")
+    again = load(tmp_path / "m.safetensors")
+    assert again.model.layer2[0].conv1.stride == (2, 2)
+    x = torch.rand(2, 3, 64, 64)
+    assert torch.equal(trained.eval()(x)[1], again(x)[1])
+    assert torch.equal(trained.mean, again.mean)
+
+
+def test_a_model_of_another_training_is_not_handed_out(data, trained, recipe):
+    for other in (dataclasses.replace(recipe, seed=5), dataclasses.replace(recipe, architecture="resnet18")):
+        with pytest.raises(ValueError, match="another training"):
+            train_source(data, "sketch", other, trained)
+    with pytest.raises(ValueError, match="domains differ"):
+        train_source(data, "photo", recipe, trained)
+
+
+def test_where_the_weights_lie_does_not_matter(data, recipe, tmp_path):
+    from safer_tta.data.store import digest_file
+
+    names = []
+    for place in ("here", "there"):
+        (tmp_path / place).mkdir()
+        weights = shutil.copy(SHIPPED, tmp_path / place / "w.safetensors")
+        path = tmp_path / f"{place}.safetensors"
+        train_source(data, "sketch", dataclasses.replace(recipe, steps=1, weights=str(weights)), path)
+        names.append(digest_file(path))
+    assert names[0] == names[1]
+
+
+def test_rows_that_are_not_the_runs_own_are_refused(data, trained, tmp_path):
+    sketch = data.domain("sketch")
+    setting = Setting((sketch,), None, THREAT, trained)
+    run = Run(method="none", predictor="plain")
+    perform(run, setting, tmp_path)
+    (path,) = tmp_path.iterdir()
+    good = path.read_text()
+    for bad in ('{"accuracy": 99.9}', good[:-20], good.replace('"none"', '"tent"')):
+        path.write_text(bad)
+        with pytest.raises(StoreError, match=path.name):
+            perform(run, setting, tmp_path)
+
+
+def test_a_clean_run_does_not_depend_on_the_threat(data, trained, tmp_path):
+    setting = Setting((data.domain("sketch"),), None, THREAT, trained)
+    run = Run(method="none", predictor="plain")
+    one = perform(run, setting, tmp_path)
+    two = perform(run, dataclasses.replace(setting, threat={**THREAT, "eps": 16 / 255}), tmp_path)
+    assert one == two
+    assert one["eps"] is None
+    assert one["reliability"] is None
+
+
+def test_l2_needs_its_own_budget():
+    assert full_threat(norm="l2", eps=1.0)["step"] == pytest.approx(2.5 / 20)
+    with pytest.raises(ValueError, match="no default"):
+        full_threat(norm="l2")
 
 
 def test_the_backbone_is_shipped_and_small():

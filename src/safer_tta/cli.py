@@ -29,14 +29,18 @@ Seed = Annotated[int, typer.Option(help="Decides everything random.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda or mps.")]
 Side = Annotated[int, typer.Option(help="Pixels a side to which a folder's images are resized.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON, for machines.")]
-Budget = Annotated[str, typer.Option(help="Largest change of a pixel, as a fraction: 8/255 or 0.03.")]
+Budget = Annotated[str | None, typer.Option(help="Largest change, as a fraction (default: 8/255; l2 has none).")]
+StepSize = Annotated[str | None, typer.Option(help="Size of one step (default: 2/255; for l2 2.5 eps / steps).")]
+AttackSteps = Annotated[int, typer.Option("--steps", help="Number of attack steps.")]
 Norm = Annotated[str, typer.Option(help="linf or l2.")]
 Store = Annotated[Path, typer.Option(help="Folder for what is made once: attacked images and rows.")]
 Out = Annotated[
     Path, typer.Option(help="Where to write the model (safetensors). A killed training goes on from there.")
 ]
 Architecture = Annotated[str | None, typer.Option(help="small, resnet18, resnet50, timm:NAME … (default: by dataset).")]
-Weights = Annotated[Path | None, typer.Option(help="Pretrained weights to start from, a safetensors file.")]
+Weights = Annotated[
+    str | None, typer.Option(help="Pretrained weights to start from, a safetensors file; 'none' trains from scratch.")
+]
 Steps = Annotated[int | None, typer.Option(help="Training steps (default: the paper's 5000; less on synthetic).")]
 BatchSize = Annotated[int | None, typer.Option("--batch", help="Images per domain in a training step.")]
 LearningRate = Annotated[float | None, typer.Option("--lr", help="Learning rate of Adam.")]
@@ -78,7 +82,7 @@ def train_robust(
     steps: Steps = None,
     batch: BatchSize = None,
     lr: LearningRate = None,
-    eps: Budget = "8/255",
+    eps: Budget = None,
     attack_steps: Annotated[int, typer.Option(help="PGD steps inside every training step.")] = 20,
     seed: Seed = 0,
     side: Side = 224,
@@ -90,7 +94,9 @@ def train_robust(
 
     dataset = _dataset(data, side, target, others=True)
     changes = _given(architecture=architecture, weights=weights, steps=steps, batch=batch, lr=lr, seed=seed)
-    recipe = training.robust(training.source_recipe(dataset.name, **changes), eps=_fraction(eps), steps=attack_steps)
+    recipe = training.robust(
+        training.source_recipe(dataset.name, **changes), eps=_fraction(eps or "8/255"), steps=attack_steps
+    )
     with _progress("robust source model") as tick:
         training.train_source(dataset, target, recipe, out, device=device, report=tick)
     _print_model(out, as_json)
@@ -138,9 +144,9 @@ def attack(
     surrogate: Annotated[Path, typer.Option(help="The attacker's model, from `safer train surrogate`.")],
     store: Store,
     data: Data = "synthetic",
-    eps: Budget = "8/255",
-    step: Annotated[str, typer.Option(help="Size of one step, as a fraction.")] = "2/255",
-    steps: Annotated[int, typer.Option(help="Number of steps.")] = 20,
+    eps: Budget = None,
+    step: StepSize = None,
+    steps: AttackSteps = 20,
     norm: Norm = "linf",
     seed: Seed = 0,
     side: Side = 224,
@@ -148,7 +154,7 @@ def attack(
     as_json: AsJson = False,
 ) -> None:
     """Make the attacked copy of every image of a domain (PGD on the surrogate); kept, and shared by all runs."""
-    threat = {"eps": _fraction(eps), "step": _fraction(step), "steps": steps, "norm": norm}
+    threat = _threat(eps, step, steps, norm)
     domain = _dataset(data, side, target, others=False).domain(target)
     model, attacked = _attacked(domain, surrogate, store, threat, seed, device)
     _result(
@@ -173,7 +179,9 @@ def run(
     surrogate: Annotated[
         Path | None, typer.Option(help="The attacker's model; needed when anything is attacked.")
     ] = None,
-    eps: Budget = "8/255",
+    eps: Budget = None,
+    step: StepSize = None,
+    steps: AttackSteps = 20,
     norm: Norm = "linf",
     order: Annotated[str, typer.Option(help="shuffled or correlated.")] = "shuffled",
     batch: Annotated[int, typer.Option(help="Images in a batch.")] = 64,
@@ -184,13 +192,14 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Run one method on one stream; a run that was made before is looked up, one that was killed goes on."""
-    from .bench.run import Run, Setting, perform
+    from .bench.run import Run, Setting, check_names, perform
     from .data import StreamSpec
-    from .training import THREAT
 
     spec = StreamSpec(order=order, attack_rate=attack_rate, batch=batch, limit=limit, seed=seed)
+    wanted = Run(method=method, predictor=predictor, stream=spec)
+    check_names(wanted)
     domain = _dataset(data, side, target, others=False).domain(target)
-    threat = {**THREAT, "eps": _fraction(eps), "norm": norm}
+    threat = _threat(eps, step, steps, norm)
     attacked = None
     if attack_rate > 0:
         if surrogate is None:
@@ -198,7 +207,7 @@ def run(
         attacked = (_attacked(domain, surrogate, store, threat, seed, device)[1],)
     setting = Setting((domain,), attacked, threat, model, device)
     with _progress(f"{method} on {predictor}") as tick:
-        row = perform(Run(method=method, predictor=predictor, stream=spec), setting, store / "runs", tick=tick)
+        row = perform(wanted, setting, store / "runs", tick=tick)
     _result(row, as_json, ["accuracy", "accuracy_attacked", "accuracy_clean", "nll", "ece", "ms_per_step", "run"])
 
 
@@ -240,7 +249,7 @@ def list_methods(as_json: AsJson = False) -> None:
 def data_check(
     path: Annotated[Path, typer.Argument(help="The dataset's folder.")],
     manifest: Annotated[
-        Path | None, typer.Option(help="Where to write every file's hash (default: NAME.json).")
+        Path | None, typer.Option(help="Where to write every file's hash (default: NAME-manifest.json).")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -318,8 +327,17 @@ def _fraction(text: str) -> float:
         raise typer.BadParameter(f"{text!r} is not a number; expected a fraction such as 8/255") from None
 
 
+def _threat(eps: str | None, step: str | None, steps: int, norm: str) -> dict[str, Any]:
+    from .training import full_threat
+
+    fractions = {name: _fraction(text) for name, text in (("eps", eps), ("step", step)) if text is not None}
+    return full_threat(**fractions, steps=steps, norm=norm)
+
+
 def _given(**values: Any) -> dict[str, Any]:
-    return {name: str(v) if isinstance(v, Path) else v for name, v in values.items() if v is not None}
+    """The options that were given; weights 'none' says so rather than nothing."""
+    given = {name: value for name, value in values.items() if value is not None}
+    return {name: None if (name, value) == ("weights", "none") else value for name, value in given.items()}
 
 
 def _print_model(path: Path, as_json: bool) -> None:
@@ -349,13 +367,18 @@ def main() -> None:
     if os.environ.get("SAFER_DEBUG"):
         app()
     try:
-        app()
-    except (ValueError, TypeError, OSError, ImportError) as error:
+        code = app(standalone_mode=False)
+    except (ValueError, TypeError, OSError, ImportError, RuntimeError, AssertionError) as error:
         typer.echo(f"error: {' '.join(str(error).split())}", err=True)
         raise SystemExit(2) from None
-    except KeyboardInterrupt:
+    except Exception as error:  # typer's own: a wrong option, or nothing to do
+        show, code = getattr(error, "show", None), getattr(error, "exit_code", None)
+        if show is None or code is None:
+            raise
+        show()
+    if code == 130:  # Ctrl-C, as typer reports it
         typer.echo("stopped; the same command goes on from here", err=True)
-        raise SystemExit(130) from None
+    raise SystemExit(code or 0)
 
 
 if __name__ == "__main__":

@@ -5,15 +5,17 @@ APGD-CE, APGD-T, FAB-T and Square, one after the other, each on the images that 
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..models import Classifier
-from .pgd import BALLS, check_threat, scores
+from ..predictors import check_images
+from .pgd import BALLS, check_threat, scores, undisturbed
 
 COMPONENTS = ("apgd-ce", "apgd-t", "fab-t", "square")
 NORMS = {"linf": "Linf", "l2": "L2"}
@@ -40,32 +42,47 @@ def autoattack(
     except ImportError as error:
         raise ImportError("AutoAttack needs pyautoattack: pip install 'safer-tta[attacks]'") from error
     check_threat(eps=eps, step=eps, steps=1, norm=norm)
+    check_images(images)
     images = images / 255 if images.dtype == torch.uint8 else images.detach()
-    training = model.training
-    model.eval()
+    labels = labels.to(images.device)
     forward = _Scores(model)
     logging.getLogger("auto-attack").setLevel(logging.ERROR)
-    try:
-        with torch.random.fork_rng(devices=[images.device] if images.is_cuda else []):
-            attacked, accuracy = images.clone(), {"clean": _accuracy(forward, images, labels, batch)}
-            for component in components:
-                attack = AutoAttack(
-                    forward, norm=NORMS[norm], eps=eps, version="standard", device=images.device, seed=seed
-                )
-                _limit_targets(attack, forward(images[:1]).shape[1])
-                attack.attacks_to_run = [component]
-                standing = _right(forward, attacked, labels, batch)
-                if standing.any():
-                    attacked[standing], _ = attack.run_standard_evaluation(
-                        images[standing], labels[standing], batch_size=batch
-                    )
-                accuracy[component] = _accuracy(forward, attacked, labels, batch)
-                progress(component, accuracy[component])
+    cuda = [images.device] if images.is_cuda else []
+    with undisturbed(model), _no_gradients(model), torch.random.fork_rng(cuda), torch.inference_mode(False):
+        images, labels = images.clone(), labels.clone()
+        attacked, accuracy = images.clone(), {"clean": _accuracy(forward, images, labels, batch)}
+        for component in components:
+            attack = AutoAttack(forward, norm=NORMS[norm], eps=eps, version="standard", device=images.device, seed=seed)
+            _limit_targets(attack, _classes(forward, images))
+            attack.attacks_to_run = [component]
+            standing = _right(forward, attacked, labels, batch)
+            if standing.any():
+                with torch.enable_grad():
+                    found, _ = attack.run_standard_evaluation(images[standing], labels[standing], batch_size=batch)
+                attacked[standing] = found
+            accuracy[component] = _accuracy(forward, attacked, labels, batch)
+            progress(component, accuracy[component])
         rounded = BALLS[norm].round(images, attacked, eps)
         accuracy["rounded"] = _accuracy(forward, rounded, labels, batch)
-    finally:
-        model.train(training)
     return rounded, accuracy
+
+
+@contextlib.contextmanager
+def _no_gradients(model: nn.Module) -> Iterator[None]:
+    """Inside, the model's parameters collect no gradients; some of the attacks call backward()."""
+    wanted = [p for p in model.parameters() if p.requires_grad]
+    for parameter in wanted:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in wanted:
+            parameter.requires_grad_(True)
+
+
+@torch.no_grad()
+def _classes(forward: nn.Module, images: Tensor) -> int:
+    return int(forward(images[:1]).shape[1])
 
 
 class _Scores(nn.Module):

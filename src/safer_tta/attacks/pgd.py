@@ -37,6 +37,7 @@ def pgd(
     """Images (B,3,H,W) within `eps` of the given ones on which `predict` does worse.
 
     predict: a model, a Classifier, a Predictor, or any function from images to class scores.
+        A Predictor is asked with the draw it would make next, the same at every step; `eot_pgd` draws afresh.
     eps, step: in pixel values of [0,1], such as 8/255 and 2/255. norm: "linf" or "l2". One step of size eps is FGSM.
     generator: decides the random start; on the CPU.
     """
@@ -44,7 +45,7 @@ def pgd(
     def gradient(perturbed: Tensor) -> Tensor:
         return loss_gradient(lambda x: scores(predict, x), perturbed, labels)
 
-    with _undisturbed(predict):
+    with undisturbed(predict):
         return ascend(gradient, images, eps=eps, step=step, steps=steps, norm=norm, generator=generator)
 
 
@@ -75,12 +76,17 @@ def loss_gradient(predict: Callable[[Tensor], Tensor], images: Tensor, labels: T
     """Gradient of the summed cross-entropy with respect to the images alone."""
     with torch.inference_mode(False), torch.enable_grad():
         images = images.detach().clone().requires_grad_(True)
-        loss = F.cross_entropy(predict(images).float(), labels.to(images.device), reduction="sum")
+        scores = predict(images).float()
+        loss = F.cross_entropy(scores, labels.to(scores.device, copy=True), reduction="sum")
         return torch.autograd.grad(loss, images)[0]
 
 
 def scores(predict: Callable[[Tensor], Any], images: Tensor) -> Tensor:
     """Class scores, whatever kind of thing predicts."""
+    if hasattr(predict, "state_bytes"):
+        raise TypeError(
+            "predict is a method, which would adapt while it is attacked; expected its predictor or a model"
+        )
     answer = predict(images, track=False) if isinstance(predict, Predictor) else predict(images)
     if isinstance(answer, Prediction):
         return answer.logits
@@ -143,11 +149,24 @@ class _L2:
 
     @staticmethod
     def round(images: Tensor, perturbed: Tensor, eps: float) -> Tensor:
-        """Towards the original: no difference grows, so neither does their length."""
-        centre, value = images.double() * LEVELS, perturbed.double() * LEVELS
-        level = torch.where(value >= centre, torch.floor(value + SLACK), torch.ceil(value - SLACK))
-        inside = torch.where(value >= centre, level >= centre - SLACK, level <= centre + SLACK)
-        return torch.where(inside, level / LEVELS, images.double()).clamp(0, 1).to(images.dtype)
+        """Whole levels in the direction of the perturbation, as far as the ball allows.
+
+        Rounding alone would lose most of it: a small l2 budget is a fraction of a level per pixel. So the direction is
+        stretched, by bisection, until its rounded version just fits.
+        """
+        centre = images.double()
+        delta = (perturbed.double() - centre) * LEVELS
+
+        def moved(stretch: Tensor) -> Tensor:
+            return ((centre + (stretch * delta).round() / LEVELS).clamp(0, 1) - centre).to(images.dtype).double()
+
+        low = torch.zeros(len(images), 1, 1, 1, dtype=torch.float64, device=images.device)
+        high = low + LEVELS
+        for _ in range(40):
+            middle = (low + high) / 2
+            fits = torch.linalg.vector_norm(moved(middle), dim=(1, 2, 3), keepdim=True) <= eps
+            low, high = torch.where(fits, middle, low), torch.where(fits, high, middle)
+        return (centre + moved(low)).to(images.dtype)
 
 
 BALLS: dict[str, type[_Linf] | type[_L2]] = {"linf": _Linf, "l2": _L2}
@@ -159,7 +178,7 @@ def _length(delta: Tensor) -> Tensor:
 
 
 @contextlib.contextmanager
-def _undisturbed(predict: object) -> Iterator[None]:
+def undisturbed(predict: object) -> Iterator[None]:
     """A module is attacked in eval mode, and gets its own modes back."""
     training = {m: m.training for m in predict.modules()} if isinstance(predict, nn.Module) else {}
     for module in training:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import platform
 import time
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from .. import __version__, methods, predictors, tensorfile
 from ..data import Domain, Stream, StreamSpec
-from ..data.store import digest, digest_file, write_json
+from ..data.store import StoreError, digest, digest_file, read_json, write_json
 from ..methods import Method
 from ..predictors import Prediction
 from ..training import load
@@ -52,10 +53,9 @@ class Run:
 
 def perform(run: Run, setting: Setting, folder: Path, **settings: Any) -> dict[str, Any]:
     """The row of a run, from the folder if it has been made before."""
+    check_names(run)
     stream = Stream(setting.domains, run.stream, setting.attacked)
-    classifier = load(setting.source).to(setting.device)
-    predictor = predictors.create(run.predictor, classifier, seed=run.stream.seed, **run.predictor_options)
-    method = methods.create(run.method, predictor, **run.options)
+    attacked = run.stream.attack_rate > 0
     definition = {
         "dataset": setting.domains[0].dataset,
         "target": "+".join(domain.name for domain in setting.domains),
@@ -63,19 +63,36 @@ def perform(run: Run, setting: Setting, folder: Path, **settings: Any) -> dict[s
         "predictor": run.predictor,
         "options": dict(run.options),
         "predictor_options": dict(run.predictor_options),
-        "attack": "pgd",
-        "eps": setting.threat["eps"],
+        "attack": "pgd" if attacked else None,
+        "eps": setting.threat["eps"] if attacked else None,
+        "threat": dict(setting.threat) if attacked else None,
         "attack_rate": run.stream.attack_rate,
         "seed": run.stream.seed,
         "order": run.stream.order,
+        "draw": run.stream.draw,
+        "batch": run.stream.batch,
+        "limit": run.stream.limit,
         "stream": stream.name,
         "source": digest_file(setting.source),
     }
-    return evaluate(method, stream, definition, folder, **settings)
+
+    def build() -> Method:
+        classifier = load(setting.source).to(setting.device)
+        predictor = predictors.create(run.predictor, classifier, seed=run.stream.seed, **run.predictor_options)
+        return methods.create(run.method, predictor, **run.options)
+
+    return evaluate(build, stream, definition, folder, **settings)
+
+
+def check_names(run: Run) -> None:
+    """Refuse an unknown method or predictor before anything expensive starts."""
+    for name, known in ((run.method, methods.METHODS), (run.predictor, predictors.PREDICTORS)):
+        if name not in known:
+            raise ValueError(f"{name!r} is unknown; expected one of {', '.join(sorted(known))}")
 
 
 def evaluate(
-    method: Method,
+    build: Callable[[], Method],
     stream: Stream,
     definition: Mapping[str, Any],
     folder: Path,
@@ -87,10 +104,12 @@ def evaluate(
     name = digest(definition)
     done, unfinished = folder / f"{name}.json", folder / f"{name}.progress"
     if done.exists():
-        row: dict[str, Any] = json.loads(done.read_bytes())
-        return row
+        return _stored_row(done, definition)
     folder.mkdir(parents=True, exist_ok=True)
-    record = Record.load(unfinished, method)
+    method = build()
+    if method.classifier.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(method.classifier.device)
+    record = Record.load(unfinished, method, name)
     saved = time.monotonic()
     for batch in stream.since(record.batches):
         started = time.perf_counter()
@@ -98,12 +117,20 @@ def evaluate(
         _wait(prediction.probs)
         record.add(prediction, batch.labels, batch.attacked, time.perf_counter() - started)
         if time.monotonic() - saved >= save_seconds:
-            record.save(unfinished, method)
+            record.save(unfinished, method, name)
             saved = time.monotonic()
         tick(record.batches, len(stream), accuracy=100 * record.accuracy)
     row = {**definition, **record.figures(len(stream.domains[0].classes)), **_machine(method), "run": name}
     write_json(done, row)
     unfinished.unlink(missing_ok=True)
+    return row
+
+
+def _stored_row(path: Path, definition: Mapping[str, Any]) -> dict[str, Any]:
+    row = read_json(path)
+    asked = json.loads(json.dumps(definition))
+    if not isinstance(row, dict) or {key: row.get(key) for key in asked} != asked or row.get("run") != path.stem:
+        raise StoreError(f"{path} is not the row of this run. Remove it to have the run made again")
     return row
 
 
@@ -131,24 +158,24 @@ class Record:
             "sizes": torch.tensor([len(labels)]),
             "seconds": torch.tensor([seconds], dtype=torch.float64),
             "dropped": torch.tensor([-1 if report.dropped is None else int(report.dropped)]),
-            "reliability": torch.zeros(1, views)
-            if report.reliability is None
-            else report.reliability.float().cpu()[None],
+            "reliability": _row_of(report.reliability, views),
         }
         for column, values in new.items():
             self.columns.setdefault(column, []).append(values)
 
-    def save(self, path: Path, method: Method) -> None:
+    def save(self, path: Path, method: Method, run: str) -> None:
         tensors = {f"column.{column}": torch.cat(values) for column, values in self.columns.items()}
         tensors |= {f"state.{name}": tensor for name, tensor in method.state_dict().items()}
-        tensorfile.write(path, tensors)
+        tensorfile.write(path, tensors, {"run": run, "content": _content(tensors)})
 
     @classmethod
-    def load(cls, path: Path, method: Method) -> Record:
+    def load(cls, path: Path, method: Method, run: str) -> Record:
         """Where an earlier process left off, the method put into that state; else a fresh start."""
         if not path.exists():
             return cls()
-        tensors, _ = tensorfile.read(path)
+        tensors, header = tensorfile.read(path)
+        if header.get("run") != run or header.get("content") != _content(tensors):
+            raise StoreError(f"{path} is damaged or belongs to another run. Remove it to start this run afresh")
         method.load_state_dict({n.removeprefix("state."): t for n, t in tensors.items() if n.startswith("state.")})
         columns = {n.removeprefix("column."): t for n, t in tensors.items() if n.startswith("column.")}
         sizes = columns["sizes"].tolist()
@@ -175,10 +202,17 @@ class Record:
             "batch_accuracy": per_batch,
             "rolling": rolling(per_batch, WINDOW),
             "dropped_share": [float((table["dropped"] == view).double().mean()) for view in range(views)],
-            "reliability": table["reliability"].double().mean(dim=0).tolist(),
+            "reliability": None if views == 1 else table["reliability"].double().mean(dim=0).tolist(),
             "ms_per_step": 1e3 * float(taken.median()),
             "images_per_s": float(table["sizes"].double().mean() / taken.median()),
         }
+
+
+def _content(tensors: Mapping[str, Tensor]) -> str:
+    state = hashlib.blake2b(digest_size=16)
+    for name in sorted(tensors):
+        state.update(name.encode() + tensorfile.raw_bytes(tensors[name]))
+    return state.hexdigest()
 
 
 def rolling(values: list[float], window: int) -> list[float]:
@@ -192,6 +226,11 @@ def calibration_error(probs: Tensor, right: Tensor) -> float:
     bins = (confidence * BINS).long().clamp(max=BINS - 1)
     gaps = [(right[bins == b].sum() - confidence[bins == b].sum()).abs() for b in range(BINS)]
     return float(sum(gaps) / len(right))
+
+
+def _row_of(reliability: Tensor | None, views: int) -> Tensor:
+    """(1,V); NaN where a predictor knows no reliability."""
+    return torch.full((1, views), torch.nan) if reliability is None else reliability.float().cpu()[None]
 
 
 def _percent(right: Tensor) -> float | None:

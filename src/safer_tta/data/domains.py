@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import synthetic
-from .store import ArrayStore, Progress, digest, digest_arrays
+from .store import ArrayStore, Progress, content_of, digest, digest_arrays
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff"}
 SPLITS = {"train", "val", "test", "crossval", "full"}  # VLCS comes with these between domain and class
@@ -137,7 +137,7 @@ class ImageFolder:
     """`root/domain/class/image`, with the layouts in which the published datasets come."""
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
-        self.root = Path(root)
+        self.root = Path(root).resolve()
         if not self.root.is_dir():
             raise DataError(f"{self.root} is not a folder; expected root/domain/class/image or the word 'synthetic'")
         found = sorted(p.name for p in self.root.iterdir() if p.is_dir() and not p.name.startswith("."))
@@ -164,7 +164,7 @@ class ImageFolder:
     def _classes(self, place: Path) -> dict[str, list[Path]]:
         found: dict[str, list[Path]] = {}
         for folder in self._class_folders(place):
-            images = sorted(p for p in folder.iterdir() if p.suffix.lower() in SUFFIXES)
+            images = sorted(p for p in folder.iterdir() if p.suffix.lower() in SUFFIXES and not p.name.startswith("."))
             found[folder.name] = sorted([*found.get(folder.name, []), *images])
         return found
 
@@ -175,7 +175,7 @@ class ImageFolder:
         if not splits or len(splits) < len(folders):
             return folders
         whole = [p for p in splits if p.name == "full"] or splits
-        return sorted(c for split in whole for c in split.iterdir() if c.is_dir())
+        return sorted(c for split in whole for c in split.iterdir() if c.is_dir() and not c.name.startswith("."))
 
 
 def _recognise(root: Path, found: list[str]) -> tuple[str, dict[str, Path]]:
@@ -188,7 +188,8 @@ def _recognise(root: Path, found: list[str]) -> tuple[str, dict[str, Path]]:
                 places[domain] = root / on_disk[0]
         if len(places) == len(known.domains):
             return name, places
-    return root.name.lower(), {name: root / name for name in found}
+    own = root.name.lower()
+    return f"folder-{own}" if own in ("synthetic", *KNOWN) else own, {name: root / name for name in found}
 
 
 def decode(path: Path, side: int | None) -> NDArray[np.uint8]:
@@ -197,12 +198,17 @@ def decode(path: Path, side: int | None) -> NDArray[np.uint8]:
 
     try:
         with Image.open(path) as image:
-            picture = image.convert("RGB")
+            picture = _eight_bit(image).convert("RGB")
             if side is not None:
                 picture = picture.resize((side, side), Image.Resampling.BILINEAR)
             return np.ascontiguousarray(np.asarray(picture).transpose(2, 0, 1))
-    except (OSError, SyntaxError, ValueError) as error:
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise DataError(f"{path} cannot be read as an image: {error}. Replace or remove the file") from error
+
+
+def _eight_bit(image: Any) -> Any:
+    """16-bit grey images by their upper eight bits; Pillow would clip them to white."""
+    return image.point(lambda value: value / 257).convert("L") if image.mode.startswith("I;16") else image
 
 
 def _decoded(folder: ImageFolder, side: int, store: ArrayStore, progress: Progress, name: str) -> Domain:
@@ -216,7 +222,8 @@ def _decoded(folder: ImageFolder, side: int, store: ArrayStore, progress: Progre
             return np.stack(list(pool.map(lambda item: decode(item[0], side), files[first:last])))
 
     images = store.get(definition, len(files), make, part=256, progress=progress)
-    return Domain(folder.name, name, images, labels, folder.classes, digest_arrays(images, labels))
+    content = digest({"images": content_of(images), "labels": digest_arrays(labels)})
+    return Domain(folder.name, name, images, labels, folder.classes, content)
 
 
 def _synthetic(count: int, name: str) -> Domain:
@@ -265,6 +272,9 @@ def _differences(counts: Mapping[str, Mapping[str, int]], known: Known | None) -
     if known is None:
         return []
     found = []
+    classes = len(next(iter(counts.values())))
+    if classes != known.classes:  # then the classes below do not line up with the official ones
+        return [f"{classes} classes, officially {known.classes}"]
     for domain, per_class in counts.items():
         if sum(per_class.values()) != known.images[domain]:
             found.append(f"{domain}: {sum(per_class.values())} images, officially {known.images[domain]}")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +57,19 @@ def read_json(path: Path) -> Any:
         raise StoreError(f"{path} is damaged: it is not JSON. Remove it to have it made again") from error
 
 
+def content_of(array: NDArray[Any]) -> str:
+    """A hash of an array's content; of a memory-mapped file it is computed once per process."""
+    if isinstance(array, np.memmap) and array.filename is not None:
+        status = os.stat(array.filename)
+        return _mapped_content(str(array.filename), status.st_mtime_ns, status.st_size, array.offset, array.shape)
+    return digest_arrays(array)
+
+
+@functools.lru_cache(maxsize=64)
+def _mapped_content(name: str, changed: int, size: int, offset: int, shape: tuple[int, ...]) -> str:
+    return digest_arrays(np.memmap(name, dtype=np.uint8, mode="r", offset=offset, shape=shape))
+
+
 class ArrayStore:
     """Large uint8 arrays in a folder, each made in parts: a kill loses the part at hand and nothing else."""
 
@@ -71,10 +86,14 @@ class ArrayStore:
         progress: Progress = lambda done, total: None,
     ) -> Bytes:
         """The array that `definition` names, memory-mapped. If it is not there, `make(first, last)` its parts."""
+        definition = {**definition, "count": count, "part": part}
         place = self.folder / digest(definition)
         if not (place / "manifest.json").exists():
-            self._make(place, dict(definition), count, make, part, progress)
-        return self._open(place, dict(definition))
+            place.mkdir(parents=True, exist_ok=True)
+            with locked(place / "lock"):  # another process may be at it, or have just finished
+                if not (place / "manifest.json").exists():
+                    self._make(place, definition, count, make, part, progress)
+        return self._open(place, definition)
 
     def _make(
         self,
@@ -85,32 +104,31 @@ class ArrayStore:
         part: int,
         progress: Progress,
     ) -> None:
-        place.mkdir(parents=True, exist_ok=True)
+        for leftover in place.glob(".*.part"):  # of a process that was killed while it wrote
+            leftover.unlink()
         parts = []
         for first in range(0, count, part):
-            path = place / f"part-{first:06d}.npy"
-            if not _whole(path):
-                made = make(first, min(first + part, count))
-                with atomic_write(path) as file:
-                    np.save(file, made)
-            parts.append(path)
-            progress(min(first + part, count), count)
+            last = min(first + part, count)
+            stored = _stored_part(place, first, last)
+            if stored is None:
+                made = make(first, last)
+                stored = place / f"part-{first:08d}-{digest_arrays(made)}.npy"
+                _save(stored, made)
+            parts.append(stored)
+            progress(last, count)
         whole = np.concatenate([np.load(path) for path in parts])
-        with atomic_write(place / "array.npy") as file:
-            np.save(file, whole)
+        _save(place / "array.npy", whole)
         write_json(place / "manifest.json", {"definition": definition, "content": digest_arrays(whole)})
         for path in parts:
             path.unlink()
 
     def _open(self, place: Path, definition: dict[str, Any]) -> Bytes:
         manifest, path = read_json(place / "manifest.json"), place / "array.npy"
-        if manifest.get("definition") != json.loads(json.dumps(definition)):
-            raise StoreError(
-                f"{place / 'manifest.json'} describes something else than what was asked for. Remove {place}"
-            )
+        if not isinstance(manifest, dict) or manifest.get("definition") != json.loads(json.dumps(definition)):
+            raise StoreError(f"{place / 'manifest.json'} describes something else than was asked for. Remove {place}")
         try:
             array: Bytes = np.load(path, mmap_mode="r")
-            intact = digest_arrays(array) == manifest["content"]
+            intact = content_of(array) == manifest.get("content") and len(array) == definition["count"]
         except (OSError, ValueError) as error:
             raise StoreError(f"{path} is damaged or missing ({error}). Remove {place} to have it made again") from error
         if not intact:
@@ -118,10 +136,37 @@ class ArrayStore:
         return array
 
 
-def _whole(path: Path) -> bool:
-    """Parts appear under their name only when complete; a damaged one is made again."""
-    try:
-        np.load(path, mmap_mode="r")
-    except (OSError, ValueError):
-        return False
-    return True
+def _stored_part(place: Path, first: int, last: int) -> Path | None:
+    """A part that an earlier process finished: its name says what it must hold."""
+    for path in place.glob(f"part-{first:08d}-*.npy"):
+        try:
+            part = np.load(path)
+        except (OSError, ValueError):
+            continue
+        if len(part) == last - first and path.stem.endswith(digest_arrays(part)):
+            return path
+    return None
+
+
+def _save(path: Path, array: Bytes) -> None:
+    """As np.save, but through Python's own writes, which report a full disk; numpy's fast path does not always."""
+    with atomic_write(path) as file:
+        np.lib.format.write_array(_Writer(file), np.ascontiguousarray(array), allow_pickle=False)
+
+
+class _Writer:
+    def __init__(self, file: Any) -> None:
+        self.write = file.write
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """One process at a time; the lock goes with the process that held it."""
+    with open(path, "a") as file:
+        try:
+            import fcntl
+        except ImportError:  # Windows: two processes on one store are on their own there
+            yield
+            return
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

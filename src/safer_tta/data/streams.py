@@ -7,6 +7,7 @@ every method sees the identical one.
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from ..seeds import generator
 from .domains import DataError, Domain
-from .store import digest
+from .store import content_of, digest
 
 Index = NDArray[np.int64]
 
@@ -46,6 +47,9 @@ class StreamSpec:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        # One stream, one name: 50 and 50.0, numpy's 1 and Python's 1 are the same.
+        object.__setattr__(self, "attack_rate", float(self.attack_rate))
+        object.__setattr__(self, "seed", operator.index(self.seed))
         if self.order not in ORDERS:
             raise DataError(f"order {self.order!r} is unknown; expected one of {', '.join(ORDERS)}")
         if not 0 <= self.attack_rate <= 100:
@@ -66,6 +70,10 @@ class Stream:
             raise DataError(f"attack_rate is {spec.attack_rate} and there are no attacked images; make them first")
         if len(domains) > 1 and spec.order not in ("continual", "mixed"):
             raise DataError(f"order {spec.order!r} is for one domain and {len(domains)} came; use continual or mixed")
+        if attacked is not None and len(attacked) != len(domains):
+            raise DataError(
+                f"{len(attacked)} sets of attacked copies came for {len(domains)} domains; expected one each"
+            )
         for domain, copies in zip(domains, attacked or (), strict=False):
             if copies.shape != domain.images.shape:
                 raise DataError(
@@ -92,7 +100,7 @@ class Stream:
         return {
             "spec": dataclasses.asdict(self.spec),
             "domains": [{"dataset": d.dataset, "name": d.name, "content": d.content} for d in self.domains],
-            "attacked": None if not self.spec.attack_rate else [_content(copies) for copies in self.attacked or ()],
+            "attacked": None if not self.spec.attack_rate else [content_of(copies) for copies in self.attacked or ()],
         }
 
     @property
@@ -117,12 +125,6 @@ class Stream:
         chosen = np.zeros(len(priority), dtype=bool)
         chosen[np.argsort(priority, kind="stable")[:count]] = True
         return chosen
-
-
-def _content(copies: NDArray[np.uint8]) -> str:
-    from .store import digest_arrays
-
-    return digest_arrays(copies)
 
 
 # --- orders: (number of the domain, index in it), one row an image --------------------------------------------------

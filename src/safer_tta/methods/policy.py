@@ -92,7 +92,7 @@ class Policy(nn.Module):
         for slot in range(2):
             chosen = PAIRS[pairs, slot]
             parts, places = [], []
-            for index in chosen.unique().tolist():
+            for index in sorted(set(chosen.tolist())):
                 of = torch.nonzero(chosen == index).flatten()
                 operator = list(LIBRARY.values())[index]
                 parts.append(operator(images[of.to(images.device)], magnitudes[of, slot]).clamp(0, 1))

@@ -3,8 +3,8 @@
 Yuan et al., "Robust test-time adaptation in dynamic scenarios", CVPR 2023.
 Robust batch norm: statistics are a running mean (0.05 of each new batch) and are what normalises. A memory of 64
 images, balanced over predicted classes, drops what is old and uncertain. Every 64 images the student learns, on
-strongly augmented memory images, the teacher's answers on the plain ones, younger images counting more; the teacher follows
-(0.999). Answers are the teacher's.
+strongly augmented memory images, the teacher's answers on the plain ones, younger images counting more; the teacher
+follows (0.999). Answers are the teacher's.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class RoTTA(Method):
                 follow(self.teacher, self.predictor, self.keep)
 
     def _remember(self, image: Tensor, label: Tensor, uncertainty: Tensor) -> None:
-        """Class-balanced; within what must shrink, the oldest and least certain goes if it is worse than the new one."""
+        """Class-balanced; where one must go, it is the oldest and least certain, if that is worse than the new one."""
         counts = self.memory.counts(self.classifier.num_classes)
         new = {"image": image, "label": label, "uncertainty": uncertainty, "age": torch.zeros_like(uncertainty)}
         crowded: list[int] | None = None

@@ -24,10 +24,16 @@ def train_source(
 
 def source_recipe(dataset: str, **changes: Any) -> Recipe:
     """The settings for a dataset: the paper's, or for the embedded data a small network from the shipped backbone."""
-    if dataset == "synthetic":
-        embedded = Recipe(architecture="small", weights=str(SHIPPED), steps=300, lr=5e-4, every=50)
-        return dataclasses.replace(embedded, **changes)
-    return Recipe(**changes)
+    embedded = {"architecture": "small", "steps": 300, "lr": 5e-4, "every": 50} if dataset == "synthetic" else {}
+    settings = {**embedded, **changes}
+    if "weights" not in settings:
+        if settings.get("architecture") != "small":
+            raise ValueError(
+                "no pretrained weights given; expected a safetensors file to start from (the paper: ImageNet), or "
+                "weights none to train from scratch"
+            )
+        settings["weights"] = str(SHIPPED)
+    return Recipe(**settings)
 
 
 def robust(recipe: Recipe, *, eps: float = 8 / 255, step: float = 2 / 255, steps: int = 20) -> Recipe:

@@ -35,6 +35,17 @@ def train_surrogate(target: Domain, recipe: Recipe, path: str | os.PathLike[str]
     return train([target], recipe, path, **options)
 
 
+def full_threat(**changes: Any) -> dict[str, Any]:
+    """The paper's threat with changes; an l2 budget brings its own step unless one is given."""
+    threat = {**THREAT, **changes}
+    if threat["norm"] == "l2":
+        if "eps" not in changes:
+            raise ValueError("an l2 budget has no default; expected eps, such as 1.0 for images of 64 pixels a side")
+        threat["step"] = changes.get("step", 2.5 * threat["eps"] / threat["steps"])
+    check_threat(**threat)
+    return threat
+
+
 def attacked_copies(
     target: Domain,
     surrogate: Classifier,
@@ -47,12 +58,11 @@ def attacked_copies(
     **options: Any,
 ) -> NDArray[np.uint8]:
     """Every image of the domain, attacked on the surrogate; made once and kept. source: a hash of the surrogate."""
-    threat = {**THREAT, **(threat or {})}
-    check_threat(**threat)
+    threat = full_threat(**(threat or {}))
     definition = {"attack": "pgd", "threat": threat, "seed": seed, "surrogate": source, "domain": target.content}
 
     def make(first: int, last: int) -> NDArray[np.uint8]:
-        images = torch.from_numpy(np.ascontiguousarray(target.images[first:last])).to(surrogate.device)
+        images = torch.from_numpy(np.array(target.images[first:last])).to(surrogate.device)
         labels = torch.from_numpy(target.labels[first:last]).to(surrogate.device)
         randomness = generator(seed, "attack", first)
         attacked = pgd(surrogate, images, labels, generator=randomness, **threat)

@@ -23,6 +23,7 @@ from torch import Tensor
 from .. import tensorfile
 from ..attacks import pgd
 from ..data import Domain
+from ..data.store import digest_file
 from ..models import Classifier, zoo
 from ..seeds import generator
 from .augment import augment
@@ -37,6 +38,7 @@ class Recipe:
 
     architecture, weights: a name of the zoo, and the safetensors file it starts from.
     steps: batches of `batch` images per domain; lr falls to a tenth at 70 % and again at 90 % of them.
+    weights may be left out for a network from scratch; `source_recipe` asks for them.
     every: steps between two looks at the validation images.
     attack: keyword arguments of `pgd`; when given, training sees attacked images (Robust ERM).
     """
@@ -49,6 +51,13 @@ class Recipe:
     every: int = 100
     seed: int = 0
     attack: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch", "every"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; expected at least 1")
+        if not self.lr > 0:
+            raise ValueError(f"lr is {self.lr}; expected a positive learning rate")
 
 
 def split(labels: NDArray[np.int64], seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -74,6 +83,7 @@ def train(
     """Train on 80 % of the domains, keep what is best on the other 20 %, write it to `path`; or load it from there."""
     path = Path(path)
     if path.exists():
+        _check_same(path, described(domains, recipe))
         return load(path).to(device)
     path.parent.mkdir(parents=True, exist_ok=True)
     return _Training(domains, recipe, path, device).run(report)
@@ -84,13 +94,35 @@ def load(path: str | os.PathLike[str]) -> Classifier:
     metadata = tensorfile.read_metadata(path)
     if metadata.get("format") != FORMAT:
         raise ValueError(f"{path} is not a trained model of this library (format {metadata.get('format')!r})")
-    return Classifier(zoo.create(metadata["architecture"], weights=path)).eval()
+    name, classes = metadata["architecture"].partition(",")[0], json.loads(metadata["recipe"])["classes"]
+    return Classifier(zoo.create(name, num_classes=len(classes), weights=path)).eval()
+
+
+def described(domains: Sequence[Domain], recipe: Recipe) -> dict[str, Any]:
+    """What defines a training, the same on every machine: weights by their content, not by their path."""
+    settings = dataclasses.asdict(recipe)
+    settings["weights"] = None if recipe.weights is None else digest_file(recipe.weights)
+    classes = list(domains[0].classes) if domains else []
+    return {"recipe": settings, "domains": {d.name: d.content for d in domains}, "classes": classes}
+
+
+def _check_same(path: Path, asked: dict[str, Any]) -> None:
+    found, asked = recipe_of(path), json.loads(json.dumps(asked))
+    differing = [key for key in asked["recipe"] if found.get("recipe", {}).get(key) != asked["recipe"][key]]
+    differing += [key for key in ("domains", "classes") if found.get(key) != asked[key]]
+    if differing:
+        raise ValueError(
+            f"{path} holds a model of another training ({', '.join(differing)} differ). Remove it or write elsewhere"
+        )
 
 
 def recipe_of(path: str | os.PathLike[str]) -> dict[str, Any]:
     """What a trained model was made from: recipe, domains, and the accuracy it was kept for."""
-    described: dict[str, Any] = json.loads(tensorfile.read_metadata(path)["recipe"])
-    return described
+    metadata = tensorfile.read_metadata(path)
+    if metadata.get("format") != FORMAT:
+        raise ValueError(f"{path} is not a trained model of this library (format {metadata.get('format')!r})")
+    found: dict[str, Any] = json.loads(metadata["recipe"])
+    return found
 
 
 @torch.no_grad()
@@ -119,11 +151,7 @@ class _Training:
         parts = [split(d.labels, recipe.seed) for d in domains]
         self.training = [self._take(d, part[0]) for d, part in zip(domains, parts, strict=True)]
         self.validation = [self._take(d, part[1]) for d, part in zip(domains, parts, strict=True)]
-        self.described = {
-            "recipe": dataclasses.asdict(recipe),
-            "domains": {d.name: d.content for d in domains},
-            "classes": list(self.classes),
-        }
+        self.described = described(domains, recipe)
         self.best: dict[str, Tensor] = {}
         self.accuracy = -1.0
 
@@ -135,7 +163,8 @@ class _Training:
                 self._keep_best()
                 self._checkpoint(done)
             if done % 10 == 0 or done == self.recipe.steps:
-                report(done, self.recipe.steps, loss=loss.item(), accuracy=100 * self.accuracy)
+                looked = {"accuracy": 100 * self.accuracy} if self.best else {}
+                report(done, self.recipe.steps, loss=loss.item(), **looked)
         self.model.model.load_state_dict(self.best)
         self._write()
         self._progress.unlink(missing_ok=True)
@@ -148,13 +177,17 @@ class _Training:
         labels = torch.cat([y[i.to(y.device)] for (_, y), i in zip(self.training, chosen, strict=True)])
         images, labels = images.to(self.device), labels.to(self.device)
         images = augment(images.float() / 255, randomness)
-        if self.recipe.attack is not None:
-            images = pgd(self.model, images, labels, generator=randomness, **self.recipe.attack)
-        self.model.train()
+        cuda = self.device.type == "cuda"
         for group in self.optimizer.param_groups:
             group["lr"] = self._learning_rate(step)
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
-            _, logits = self.model(images)
+        # Drop-out draws from torch's own generator: it too must follow from the seed and the step.
+        with torch.random.fork_rng([self.device] if cuda else []):
+            torch.manual_seed(int(torch.randint(2**62, (), generator=randomness)))
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=cuda):
+                if self.recipe.attack is not None:
+                    images = pgd(self.model, images, labels, generator=randomness, **self.recipe.attack)
+                self.model.train()
+                _, logits = self.model(images)
         loss = F.cross_entropy(logits.float(), labels)
         self.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
@@ -195,9 +228,9 @@ class _Training:
         if not self._progress.exists():
             return 0
         tensors, metadata = tensorfile.read(self._progress)
-        position = json.loads(metadata["position"])
-        described = json.loads(json.dumps(self.described))
-        if {key: position.get(key) for key in described} != described:
+        position = json.loads(metadata.get("position", "{}"))
+        asked = json.loads(json.dumps(self.described))
+        if {key: position.get(key) for key in asked} != asked:
             raise ValueError(f"{self._progress} belongs to another training; remove it or choose another name")
         self.model.model.load_state_dict({n[6:]: t for n, t in tensors.items() if n.startswith("model.")})
         self.best = {n[5:]: t.to(self.device) for n, t in tensors.items() if n.startswith("best.")}
