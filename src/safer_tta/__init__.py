@@ -7,7 +7,7 @@ prediction = adapted(images)           # images (B,3,H,W) in [0,1]: predicts, th
 
 import logging
 
-from . import attacks, methods, mixing, models, pooling, predictors, views
+from . import attacks, guards, methods, mixing, models, pooling, predictors, views
 from .api import adapt
 from .methods import Method
 from .mixing import Mixing
@@ -29,6 +29,7 @@ __all__ = [
     "Safer",
     "adapt",
     "attacks",
+    "guards",
     "methods",
     "mixing",
     "models",

@@ -6,8 +6,8 @@ its ten nearest neighbours in a queue of 256 per class, into which the batch goe
 views: Σ p̄ log p̄ of the batch's mean prediction, plus the flipped cross-entropy -Σ p_student log p_soft, plus
 KL(p_soft ‖ student) on a hard view from a learned policy. The policy is trained after every batch (Adam, 0.1): it
 raises the teacher's entropy while the mean inputs of the teacher's norm layers stay where the plain batch has them
-(mean squared difference, averaged over layers); the choice of pairs learns by REINFORCE. All parameters of the student learn,
-batch norms in train mode. The answer is the student's on the view it learnt from.
+(mean squared difference, averaged over layers); the choice of pairs learns by REINFORCE. All parameters of the
+student learn, batch norms in train mode. The answer is the student's on the view it learnt from.
 
 On a predictor with views of its own (SAFER), each of TeSLA's views is seen through those: it works, at the product of
 both costs.

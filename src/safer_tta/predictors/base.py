@@ -27,6 +27,7 @@ class Report:
     signal (B,): every image's suspicion (`feat_disagreement` unless the mixing uses another)
     view_probs (V,B,K): what each view alone would have said
     pipelines: the operators of each augmented view
+    health: what a guard around the method has counted so far
     """
 
     weights: Tensor
@@ -35,6 +36,7 @@ class Report:
     signal: Tensor | None = None
     view_probs: Tensor | None = None
     pipelines: tuple[tuple[str, ...], ...] = ()
+    health: Mapping[str, int] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> Any:
         try:

@@ -1,0 +1,157 @@
+"""The guard: nothing non-finite reaches the weights, collapse is found, and what was learnt from garbage is undone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import safer_tta
+from safer_tta import methods
+from safer_tta.guards import POLICIES, Guard
+from tests.conftest import CLASSES, batches, small_net
+
+
+def guarded(method="tent", safer=False, **options):
+    return Guard(safer_tta.adapt(small_net(), method, safer, seed=0, validate=False), **options)
+
+
+def one_class() -> torch.Tensor:
+    return torch.zeros(6, 3, 24, 24)
+
+
+def same(a, b):
+    return all(torch.equal(a[n], b[n]) for n in a if n != "generator")
+
+
+@pytest.mark.parametrize("method", methods.METHODS)
+@pytest.mark.parametrize("safer", [False, True])
+@pytest.mark.parametrize("garbage", ["noise", "constant", "repeated", "nan"])
+def test_garbage_never_reaches_the_weights(method, safer, garbage):
+    """100 batches of each kind (2,000 in `make soak`); MEMO forgets after every image, so a few show all there is."""
+    generator = torch.Generator().manual_seed(0)
+    repeated = torch.rand(1, 3, 16, 16, generator=generator).expand(4, -1, -1, -1)
+    options = {"copies": 4} if method == "memo" else {"versions": 2} if method == "cotta" else {}
+    adapted = safer_tta.adapt(small_net(), method, safer, seed=0, validate=False, **options)
+    guard = Guard(adapted)
+    for number in range(10 if method == "memo" else 100):
+        images = {
+            "noise": torch.rand(4, 3, 16, 16, generator=generator),
+            "constant": torch.full((4, 3, 16, 16), (number % 11) / 10),
+            "repeated": repeated,
+            "nan": torch.full((4, 3, 16, 16), torch.nan)
+            if number % 2
+            else torch.rand(4, 3, 16, 16, generator=generator),
+        }[garbage]
+        guard(images)
+    assert all(torch.isfinite(t).all() for t in guard.state_dict().values() if t.is_floating_point())
+    assert all(torch.isfinite(t).all() for t in guard.export().state_dict().values() if t.is_floating_point())
+    assert guard.counters["batches"] in (10, 100)
+
+
+def test_a_gradient_that_is_not_finite_is_not_used():
+    guard = guarded("tent")
+    guard(batches(1)[0])
+    before = guard.state_dict()
+    hook = guard.classifier.model.norm1.weight.register_hook(lambda g: g * torch.inf)
+    prediction = guard(batches(1, seed=3)[0])
+    hook.remove()
+    assert prediction.report.health["non_finite_gradients"] == 1
+    assert torch.isfinite(prediction.probs).all()
+    assert same(guard.state_dict(), before)
+
+
+def test_weights_that_are_not_finite_are_rolled_back():
+    guard = guarded("tent")
+    start = guard.state_dict()
+    guard.method.commit = lambda *_: guard.classifier.model.norm1.weight.fill_(torch.nan)
+    prediction = guard(batches(1)[0])
+    assert prediction.report.health["non_finite_weights"] == 1
+    assert same(guard.state_dict(), start)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_collapse(policy):
+    guard = guarded("tent", policy=policy, window=3, snapshot_every=1)
+    start = guard.state_dict()
+    states = []
+    for images in batches(6):
+        guard(images)
+        states.append(guard.state_dict())
+    assert guard.counters["collapses"] == 0
+    for _ in range(3):
+        guard(one_class())
+    healthy = states[4]  # the last after which a whole window was healthy
+    assert guard.counters["collapses"] == 1
+    if policy == "freeze":
+        assert guard.method.frozen
+    if policy == "reset":
+        assert same(guard.state_dict(), start)
+    if policy == "rollback":
+        assert same(guard.state_dict(), healthy)
+        assert guard.counters["rollbacks"] == 1
+    if policy == "warn":
+        assert not same(guard.state_dict(), healthy)
+
+
+def test_rolling_back_twice_goes_further_back():
+    guard = guarded("tent", window=1, snapshot_every=1, least_entropy=0.0, largest_share=1.0)
+    states = []
+    for images in batches(3):
+        guard(images)
+        states.append(guard.state_dict())
+    guard.rollback()
+    assert same(guard.state_dict(), states[1])
+    guard.rollback()
+    assert same(guard.state_dict(), states[0])
+
+
+def test_periodic_reset():
+    guard = guarded("tent", reset_every=3)
+    start = guard.state_dict()
+    for number, images in enumerate(batches(6), start=1):
+        guard(images)
+        moved = [n for n in start if n.startswith("model.") and not torch.equal(guard.state_dict()[n], start[n])]
+        assert bool(moved) == (number % 3 != 0)
+    assert guard.counters["periodic_resets"] == 2
+
+
+def test_behind_its_time_it_answers_without_learning():
+    now = [0.0]
+
+    def clock():
+        now[0] += 1.0
+        return now[0]
+
+    guard = guarded("tent", seconds=0.6, clock=clock)  # every batch takes 1 s on this clock
+    guard(batches(1)[0])
+    learnt = guard.state_dict()
+    prediction = guard(batches(1)[0])
+    assert same(guard.state_dict(), learnt)
+    assert prediction.report.health["skipped_updates"] == 1
+    relaxed = guarded("tent", seconds=2.0, clock=clock)
+    for images in batches(3):
+        relaxed(images)
+    assert relaxed.counters["skipped_updates"] == 0
+
+
+def test_everything_else_goes_through(tmp_path):
+    guard = guarded("tent")
+    guard(batches(1)[0])
+    guard.save(tmp_path / "s")
+    assert guard.state_bytes > 0
+    assert guard.predict(batches(1)[0]).probs.shape == (6, CLASSES)
+    assert len(list(guard.stream(batches(2)))) == 2
+
+
+def test_a_healthy_stream_is_not_touched():
+    """With the guard or without: the same answers, bit for bit."""
+    plain = safer_tta.adapt(small_net(), "tent", seed=0)
+    watched = Guard(safer_tta.adapt(small_net(), "tent", seed=0))
+    for images in batches(6):
+        assert torch.equal(plain(images).probs, watched(images).probs)
+
+
+@pytest.mark.parametrize("options", [{"policy": "hope"}, {"window": 0}, {"snapshots": 0}, {"snapshot_every": 0}])
+def test_mistakes_are_named(options):
+    with pytest.raises(ValueError, match="expected"):
+        guarded(**options)
