@@ -6,7 +6,6 @@ A newly registered one is covered by being registered; nothing here names one, e
 from __future__ import annotations
 
 import copy
-import inspect
 import warnings
 
 import pytest
@@ -22,6 +21,16 @@ if torch.cuda.is_available():
     DEVICES.append("cuda")
 if torch.backends.mps.is_available():
     DEVICES.append("mps")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    """These networks are too small for two, and waiting for each other costs more than they win."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
 
 BAD_BATCHES = {
     "grey": torch.rand(2, 1, 24, 24),
@@ -369,4 +378,8 @@ class TestMethod:
         cls = methods.METHODS[method]
         assert cls.name == method
         assert cls.updates in {"none", "norm", "features", "all"}
-        assert inspect.getmodule(cls).__doc__
+        described = methods.describe(method)
+        assert described["what"]
+        assert "forward" in described["cost"]
+        if method not in ("none",):
+            assert described["paper"], "the module's docstring cites its paper"

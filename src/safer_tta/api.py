@@ -44,7 +44,7 @@ def adapt(
         model = copying.deepcopy(model) if copy else model
         classifier = model if isinstance(model, Classifier) else _split(model, safer)
         if norm is not None:
-            _replace_norms(classifier, norm)
+            replace_norms(classifier, norm)
         predictor = _predictor(classifier, safer, seed)
         predictor.validate = predictor.validate and validate
         return methods.create(method, predictor, **options)
@@ -58,7 +58,8 @@ def _split(model: nn.Module, safer: object) -> Classifier:
     return Classifier(model, head=like.head_name, mean=like.mean.flatten().tolist(), std=like.std.flatten().tolist())
 
 
-def _replace_norms(classifier: Classifier, name: str) -> None:
+def replace_norms(classifier: Classifier, name: str) -> None:
+    """Put the named normalisation in the place of every batch norm."""
     before = classifier.norms()
     classifier.replace_norms(NORMS[name])
     if classifier.norms() == before:

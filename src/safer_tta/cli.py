@@ -234,14 +234,21 @@ def demo(
 
 @app.command("methods")
 def list_methods(as_json: AsJson = False) -> None:
-    """List the adaptation methods."""
-    from .methods import METHODS
+    """List the adaptation methods: what each updates, what it costs, how much state it keeps, whose it is."""
+    from .methods import METHODS, create, describe
+    from .models import zoo
+    from .predictors import Plain
 
-    rows = {name: {"updates": cls.updates, "what": _first_line(cls)} for name, cls in sorted(METHODS.items())}
+    rows: dict[str, Any] = {}
+    for name in sorted(METHODS):
+        adapted = create(name, Plain(zoo.create("resnet18", num_classes=7), seed=0))
+        rows[name] = {**describe(name), "state_bytes": adapted.state_bytes}
     if as_json:
         return _result(rows, True)
+    typer.echo("state: what a ResNet-18 with 7 classes keeps before the first batch; optimisers and memories grow")
     for name, row in rows.items():
-        typer.echo(f"{name:10} updates {row['updates']:9} {row['what']}")
+        typer.echo(f"{name:8} updates {row['updates']:9} {row['cost']:36} state {row['state_bytes'] / 1e6:7.2f} MB")
+        typer.echo(f"         {row['what']}" + (f"\n         {row['paper']}" if row["paper"] else ""))
     return None
 
 
@@ -356,10 +363,6 @@ def _result(values: dict[str, Any], as_json: bool, shown: list[str] | None = Non
         typer.echo(
             f"{name:20} {value:.2f}" if isinstance(value, float) else f"{name:20} {'–' if value is None else value}"
         )
-
-
-def _first_line(cls: type) -> str:
-    return (sys.modules[cls.__module__].__doc__ or "").strip().splitlines()[0]
 
 
 def main() -> None:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from .. import __version__, methods, predictors, tensorfile
+from ..api import NORMS, replace_norms
 from ..data import Domain, Stream, StreamSpec
 from ..data.store import StoreError, digest, digest_file, read_json, write_json
 from ..methods import Method
@@ -44,7 +45,7 @@ class Setting:
 class Run:
     """A method on a predictor on a stream."""
 
-    method: str = "tent"
+    method: str = "tent"  # "tent+medbn": with that normalisation
     predictor: str = "safer"
     options: Mapping[str, Any] = field(default_factory=dict)
     predictor_options: Mapping[str, Any] = field(default_factory=dict)
@@ -78,15 +79,19 @@ def perform(run: Run, setting: Setting, folder: Path, **settings: Any) -> dict[s
 
     def build() -> Method:
         classifier = load(setting.source).to(setting.device)
+        name, _, norm = run.method.partition("+")
+        if norm:
+            replace_norms(classifier, norm)
         predictor = predictors.create(run.predictor, classifier, seed=run.stream.seed, **run.predictor_options)
-        return methods.create(run.method, predictor, **run.options)
+        return methods.create(name, predictor, **run.options)
 
     return evaluate(build, stream, definition, folder, **settings)
 
 
 def check_names(run: Run) -> None:
     """Refuse an unknown method or predictor before anything expensive starts."""
-    for name, known in ((run.method, methods.METHODS), (run.predictor, predictors.PREDICTORS)):
+    method, _, norm = run.method.partition("+")
+    for name, known in ((method, methods.METHODS), (run.predictor, predictors.PREDICTORS), (norm, ["", *NORMS])):
         if name not in known:
             raise ValueError(f"{name!r} is unknown; expected one of {', '.join(sorted(known))}")
 

@@ -33,6 +33,7 @@ class Method(Stateful):
 
     name: ClassVar[str]
     updates: ClassVar[Updates] = "none"
+    cost: ClassVar[str]  # passes of the batch through a model, for those who choose
 
     def __init__(self, predictor: Predictor, *, lr: float | None = None) -> None:
         super().__init__()

@@ -17,6 +17,7 @@ from .registry import register
 @register("bn")
 class BatchStatistics(Method):
     updates = "none"
+    cost = "1 forward, 0 backward"
 
     def __init__(self, predictor: Predictor) -> None:
         super().__init__(predictor)

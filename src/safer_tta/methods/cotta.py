@@ -28,6 +28,7 @@ from .teacher import follow, make_teacher
 @register("cotta")
 class CoTTA(Method):
     updates = "all"
+    cost = "3 to 34 forward, 1 backward"
 
     def __init__(
         self,

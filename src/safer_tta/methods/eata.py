@@ -28,6 +28,7 @@ from .stateful import alone
 @register("eata")
 class EATA(Method):
     updates = "norm"
+    cost = "1 forward, 1 backward"
 
     def __init__(
         self,

@@ -26,6 +26,7 @@ from .registry import register
 @register("memo")
 class MEMO(Method):
     updates = "none"  # nothing stays
+    cost = "2 x copies + 1 forward, copies backward"
 
     def __init__(self, predictor: Predictor, *, lr: float = 2.5e-4, copies: int = 32) -> None:
         if copies < 1:

@@ -74,6 +74,7 @@ def _beyond(difference: Tensor, band: Tensor) -> Tensor:
 @register("note")
 class NOTE(Method):
     updates = "norm"
+    cost = "1 + 1 of the memory forward, 1 backward"
 
     def __init__(
         self, predictor: Predictor, *, lr: float = 1e-4, capacity: int = 64, every: int = 64, momentum: float = 0.01

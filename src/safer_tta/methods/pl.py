@@ -19,6 +19,7 @@ from .registry import register
 @register("pl")
 class PseudoLabel(Method):
     updates = "all"
+    cost = "1 forward, 1 backward"
 
     def __init__(self, predictor: Predictor, *, lr: float = 1e-4, threshold: float = 0.9) -> None:
         if not 0 <= threshold < 1:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
+import re
+import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -40,6 +42,19 @@ def create(name: str, predictor: Predictor, **options: Any) -> Method:
     if unknown:
         raise TypeError(f"{name} has no option {', '.join(unknown)}; it takes {', '.join(accepted) or 'none'}")
     return METHODS[name](predictor, **options)
+
+
+def describe(name: str) -> dict[str, str]:
+    """A method's line in a list: what it is, whose it is, what it updates and costs."""
+    cls = METHODS[name]
+    text = inspect.cleandoc(sys.modules[cls.__module__].__doc__ or "")
+    paper = re.search(r'([A-Z][^\n"]*?), "([^"]+)",\s+([^\n]*?\d{4})', text)
+    return {
+        "updates": cls.updates,
+        "cost": cls.cost,
+        "what": text.splitlines()[0],
+        "paper": "" if paper is None else " ".join(f'{paper[1]}, "{paper[2]}", {paper[3]}'.split()),
+    }
 
 
 def find_methods(package: str, path: list[str]) -> None:

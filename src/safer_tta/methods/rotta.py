@@ -59,6 +59,7 @@ class RobustBatchNorm(nn.BatchNorm2d):
 @register("rotta")
 class RoTTA(Method):
     updates = "norm"
+    cost = "1 + 2 of the memory forward, 1 backward"
 
     def __init__(
         self,

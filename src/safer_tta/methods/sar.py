@@ -27,6 +27,7 @@ from .sharpness import sharpness_aware_step
 @register("sar")
 class SAR(Method):
     updates = "norm"
+    cost = "2 forward, 2 backward"
 
     def __init__(
         self,

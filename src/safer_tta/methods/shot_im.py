@@ -21,6 +21,7 @@ from .registry import register
 @register("shot_im")
 class ShotIM(Method):
     updates = "features"
+    cost = "1 forward, 1 backward"
 
     def __init__(self, predictor: Predictor, *, lr: float = 1e-4) -> None:
         super().__init__(predictor, lr=lr)

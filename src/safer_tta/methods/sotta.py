@@ -27,6 +27,7 @@ from .sharpness import sharpness_aware_step
 @register("sotta")
 class SoTTA(Method):
     updates = "norm"
+    cost = "1 + 2 of the memory forward, 2 backward"
 
     def __init__(
         self,

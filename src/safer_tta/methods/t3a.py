@@ -21,6 +21,7 @@ from .registry import register
 @register("t3a")
 class T3A(Method):
     updates = "none"
+    cost = "1 forward, 0 backward"
 
     def __init__(self, predictor: Predictor, *, keep: int = 100) -> None:
         self.keep = keep

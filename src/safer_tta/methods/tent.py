@@ -18,6 +18,7 @@ from .registry import register
 @register("tent")
 class Tent(Method):
     updates = "norm"
+    cost = "1 forward, 1 backward"
 
     def __init__(self, predictor: Predictor, *, lr: float = 1e-3) -> None:
         super().__init__(predictor, lr=lr)

@@ -39,6 +39,7 @@ SMALLEST = 1e-6  # below this a probability's logarithm is not looked at
 @register("tesla")
 class TeSLA(Method):
     updates = "all"
+    cost = "9 forward, 3 backward"
 
     def __init__(
         self,

@@ -27,6 +27,7 @@ from .registry import register
 @register("tsd")
 class TSD(Method):
     updates = "all"
+    cost = "1 forward, 1 backward"
 
     def __init__(self, predictor: Predictor, *, lr: float = 1e-4, keep: int = 100, released: bool = False) -> None:
         self.keep, self.released = keep, released
