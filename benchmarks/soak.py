@@ -46,8 +46,10 @@ def soak(batches: int, folder: str) -> None:
     source = train_source(dataset, "sketch", recipe, f"{folder}/soak-source.safetensors")
     domain = dataset.domain("sketch")
     clean, labels = torch.from_numpy(domain.images[:192]), torch.from_numpy(domain.labels[:192])
-    print("| method | garbage | before | after rollback | collapses | rollbacks | non-finite answers |")
-    print("|---|---|---|---|---|---|---|")
+    print(
+        "| method | garbage | before | after it | one rollback | back to the start | collapses | rollbacks | NaN answers |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|")
     for name in sorted(METHODS):
         for kind in ("noise", "constant", "repeated", "nan"):
             method = safer_tta.adapt(
@@ -59,14 +61,18 @@ def soak(batches: int, folder: str) -> None:
             before = accuracy(method, clean, labels)
             for number in range(batches if name != "memo" else batches // 20):
                 guard(garbage(kind, number, generator, 64))
-            while len(guard.healthy) > 1:
+            assert all(bool(torch.isfinite(t).all()) for t in guard.state_dict().values() if t.is_floating_point())
+            c = dict(guard.counters)
+            figures = [before, accuracy(method, clean, labels)]
+            guard.rollback()
+            figures.append(accuracy(method, clean, labels))
+            while guard.healthy:
                 guard.rollback()
             guard.rollback()
-            after = accuracy(method, clean, labels)
-            c = guard.counters
+            figures.append(accuracy(method, clean, labels))
+            counts = [c.get(key, 0) for key in ("collapses", "rollbacks", "non_finite_answers")]
             print(
-                f"| {name} | {kind} | {before:.1f} | {after:.1f} | {c['collapses']} | {c['rollbacks']} | "
-                f"{c['non_finite_answers']} |",
+                f"| {name} | {kind} | " + " | ".join([*(f"{f:.1f}" for f in figures), *map(str, counts)]) + " |",
                 flush=True,
             )
 

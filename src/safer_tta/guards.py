@@ -68,7 +68,7 @@ class Guard:
         self.counters: Counter[str] = Counter()
         self.behind = 0.0
         self.recent: deque[Prediction] = deque(maxlen=window)
-        self.healthy: deque[Snapshot] = deque([method.state_dict()], maxlen=snapshots)
+        self.healthy: deque[Snapshot] = deque(maxlen=snapshots)
         # A state counts as healthy once a whole window after it was: at first nobody can tell.
         self.pending: deque[tuple[int, Snapshot]] = deque()
         for optimizer in method.state.optimizers.values():
@@ -100,11 +100,12 @@ class Guard:
             yield self(batch[0] if isinstance(batch, (tuple, list)) else batch)
 
     def rollback(self) -> None:
-        """Back to the last healthy snapshot; asked again, to the one before it. The generator runs on."""
-        snapshot = self.healthy[-1]
-        if len(self.healthy) > 1:
-            self.healthy.pop()
-        self.method.state.load(snapshot, generator=False)
+        """Back to the last healthy snapshot; asked again, to the one before it; in the end to the start. The generator
+        runs on."""
+        if self.healthy:
+            self.method.state.load(self.healthy.pop(), generator=False)
+        else:
+            self.method.restore()
         self._forget()
         self.counters["rollbacks"] += 1
 
