@@ -20,6 +20,7 @@ from safer_tta.guards import Guard
 from safer_tta.methods import METHODS
 from safer_tta.training import source_recipe, train_source
 
+KINDS = ("noise", "constant", "repeated", "nan")
 QUICK = {"memo": {"copies": 2}, "cotta": {"versions": 2}}
 
 
@@ -40,7 +41,7 @@ def accuracy(method: safer_tta.Method, images: torch.Tensor, labels: torch.Tenso
     return 100 * right / len(labels)
 
 
-def soak(batches: int, folder: str, names: list[str]) -> None:
+def soak(batches: int, folder: str, names: list[str], kinds: list[str]) -> None:
     dataset = open_dataset("synthetic", count=350)
     recipe = source_recipe("synthetic", steps=150)
     source = train_source(dataset, "sketch", recipe, f"{folder}/soak-source.safetensors")
@@ -52,7 +53,7 @@ def soak(batches: int, folder: str, names: list[str]) -> None:
 
     print("|---|---|---|---|---|---|---|---|---|")
     for name in names:
-        for kind in ("noise", "constant", "repeated", "nan"):
+        for kind in kinds:
             method = safer_tta.adapt(
                 copy.deepcopy(source), name, safer=False, seed=0, validate=False, **QUICK.get(name, {})
             )
@@ -108,9 +109,10 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=5000)
     parser.add_argument("--folder", default="demo")
     parser.add_argument("--methods", nargs="*", default=sorted(METHODS))
+    parser.add_argument("--kinds", nargs="*", default=KINDS, help="of garbage; none: memory only")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    soak(options.batches, options.folder, options.methods)
+    soak(options.batches, options.folder, options.methods, options.kinds)
     memory(options.steps, options.methods)
     sys.stdout.flush()
 

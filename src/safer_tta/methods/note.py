@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..models.norm import running_statistics, use_train_mode
+from ..models.norm import running_statistics, successor, use_train_mode
 from ..predictors import Prediction, Predictor
 from .base import Method
 from .image_memory import ImageMemory
@@ -29,14 +29,6 @@ class InstanceAwareBatchNorm(nn.BatchNorm2d):
     """Batch norm that yields to an image whose statistics are out of the ordinary."""
 
     band = 4.0
-
-    @classmethod
-    def like(cls, norm: nn.Module, momentum: float) -> nn.Module:
-        if not isinstance(norm, nn.BatchNorm2d):
-            return norm
-        new = cls(norm.num_features, eps=norm.eps, momentum=momentum, affine=norm.affine)
-        new.load_state_dict(norm.state_dict())
-        return new.to(norm.running_mean.device, norm.running_mean.dtype).eval()  # type: ignore[union-attr]
 
     def forward(self, x: Tensor) -> Tensor:
         pixels = x.shape[2] * x.shape[3]
@@ -83,7 +75,7 @@ class NOTE(Method):
         super().__init__(predictor, lr=lr)
 
     def prepare(self) -> None:
-        self.classifier.replace_norms(lambda norm: InstanceAwareBatchNorm.like(norm, self.momentum))
+        self.classifier.replace_norms(lambda norm: successor(InstanceAwareBatchNorm, norm, self.momentum))
         use_train_mode(self.classifier.norms())  # so that their running statistics count as state
         self.memory = ImageMemory(self.state)
         self.state.memory["seen"] = torch.zeros(self.classifier.num_classes, dtype=torch.int64)

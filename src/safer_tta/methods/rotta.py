@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..models.norm import running_statistics, use_train_mode
+from ..models.norm import running_statistics, successor, use_train_mode
 from ..predictors import Prediction, Predictor
 from .base import Method
 from .image_memory import ImageMemory
@@ -28,14 +28,6 @@ from .teacher import follow, make_teacher
 
 class RobustBatchNorm(nn.BatchNorm2d):
     """In train mode, normalises with the running statistics after the batch has moved them."""
-
-    @classmethod
-    def like(cls, norm: nn.Module, momentum: float) -> nn.Module:
-        if not isinstance(norm, nn.BatchNorm2d):
-            return norm
-        new = cls(norm.num_features, eps=norm.eps, momentum=momentum, affine=norm.affine)
-        new.load_state_dict(norm.state_dict())
-        return new.to(norm.running_mean.device, norm.running_mean.dtype).eval()  # type: ignore[union-attr]
 
     def forward(self, x: Tensor) -> Tensor:
         mean, var = self.running_mean, self.running_var
@@ -75,7 +67,7 @@ class RoTTA(Method):
         super().__init__(predictor, lr=lr)
 
     def prepare(self) -> None:
-        self.classifier.replace_norms(lambda norm: RobustBatchNorm.like(norm, self.momentum))
+        self.classifier.replace_norms(lambda norm: successor(RobustBatchNorm, norm, self.momentum))
         use_train_mode(self.classifier.norms())
         self.teacher = make_teacher(self.predictor, self.state)
         self.memory = ImageMemory(self.state, "uncertainty", "age")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -54,6 +55,18 @@ class MedBN(nn.Module):
 
 
 _PLAIN = {nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm}
+N = TypeVar("N", bound=nn.BatchNorm2d)
+
+
+def successor(kind: type[N], norm: nn.Module, momentum: float) -> nn.Module:
+    """A layer of another kind with the parameters and statistics of a 2-d batch norm; other layers stay as they are."""
+    if not isinstance(norm, nn.BatchNorm2d):
+        return norm
+    new = kind(norm.num_features, eps=norm.eps, momentum=momentum, affine=norm.affine)
+    new.load_state_dict(norm.state_dict())
+    return new.to(norm.running_mean.device, norm.running_mean.dtype).eval()  # type: ignore[union-attr]
+
+
 NORMS = (_BatchNorm, _InstanceNorm, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, MedBN)
 
 
