@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -49,9 +49,7 @@ class Classifier(nn.Module):
 
     @property
     def head(self) -> nn.Linear:
-        head = self.model.get_submodule(self.head_name)
-        assert isinstance(head, nn.Linear)  # checked by _find_head, and nobody replaces it
-        return head
+        return cast(nn.Linear, self.model.get_submodule(self.head_name))  # as _find_head made sure
 
     @property
     def num_classes(self) -> int:
