@@ -22,7 +22,7 @@ bench: $(INSTALLED)
 	$(BIN)/python benchmarks/step.py
 
 soak: $(INSTALLED)
-	$(BIN)/python benchmarks/soak.py
+	$(BIN)/python benchmarks/soak.py run --out demo/soak.jsonl
 
 $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

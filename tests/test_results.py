@@ -6,15 +6,34 @@ import importlib.util
 import json
 from pathlib import Path
 
+from safer_tta.methods import METHODS
+
 ROOT = Path(__file__).parents[1]
 
 
+def benchmark(name):
+    spec = importlib.util.spec_from_file_location(f"{name}_benchmark", ROOT / "benchmarks" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 def test_the_methods_page_is_built_from_its_rows():
-    spec = importlib.util.spec_from_file_location("methods_benchmark", ROOT / "benchmarks" / "methods.py")
-    benchmark = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(benchmark)
     files = sorted((ROOT / "docs" / "results").glob("methods-*.jsonl"))
     rows = [json.loads(line) for path in files for line in path.read_text().splitlines()]
     assert len(rows) == len({row["run"] for row in rows}) == 3 * 17 * 2 * 3
     page = (ROOT / "docs" / "results" / "methods.md").read_text()
-    assert page.startswith(benchmark.page(rows))
+    assert page.startswith(benchmark("methods").page(rows))
+
+
+def test_the_soak_page_is_built_from_its_rows_and_every_rollback_holds():
+    soak = benchmark("soak")
+    rows = soak.read(ROOT / "docs" / "results" / "soak.jsonl")
+    assert {(row["method"], row["kind"]) for row in rows} == {(m, k) for m in METHODS for k in (*soak.KINDS, "memory")}
+    assert (ROOT / "docs" / "results" / "soak.md").read_text().startswith(soak.page(rows))
+    for row in rows:
+        if row["kind"] != "memory":
+            assert row["finite"]
+            assert row["rolled_back"] >= row["start"] - 1.0, row
+        else:
+            assert row["end_mb"] < row["early_mb"] * 1.02, row

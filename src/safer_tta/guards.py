@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from .anchor import Anchor
 from .methods import Method
 from .methods.state import Snapshot
 from .predictors import Prediction
@@ -40,7 +41,10 @@ class Guard:
         `least_entropy` of ln K, or one class takes more than `largest_share` of the answers.
     reset_every: put weights, optimiser and memories back after so many batches.
     seconds: time allowed per batch. When behind, batches are answered without learning until it has caught up.
-    snapshots, snapshot_every: how many healthy states to remember, and how many batches apart.
+    snapshots, snapshot_every: how many healthy states to remember, and how many batches apart. Older ones lie
+        further and further apart, so that some remain from before a slow poisoning.
+    least_agreement: a rollback passes over states that no longer answer this share of the anchor (up to 64 early
+        images that got confident answers; `Anchor`) as they did. It costs a forward pass per rollback, none else.
     """
 
     def __init__(
@@ -55,6 +59,7 @@ class Guard:
         seconds: float | None = None,
         snapshots: int = 4,
         snapshot_every: int = 8,
+        least_agreement: float = 0.98,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if policy not in POLICIES:
@@ -68,7 +73,9 @@ class Guard:
         self.counters: Counter[str] = Counter()
         self.behind = 0.0
         self.recent: deque[Prediction] = deque(maxlen=window)
-        self.healthy: deque[Snapshot] = deque(maxlen=snapshots)
+        self.anchor, self.least_agreement = Anchor(), least_agreement
+        self.snapshots = snapshots
+        self.healthy: list[tuple[int, Snapshot]] = []
         # A state counts as healthy once a whole window after it was: at first nobody can tell.
         self.pending: deque[tuple[int, Snapshot]] = deque()
         for optimizer in method.state.optimizers.values():
@@ -88,6 +95,8 @@ class Guard:
             self.counters["non_finite_answers"] += 1
         else:
             self.recent.append(prediction)
+            if self.counters["batches"] <= (self.recent.maxlen or 1):
+                self.anchor.offer(images, prediction, self.method)
         self._look_after()
         if self.seconds is not None:
             self.behind = max(0.0, self.behind + self.clock() - started - self.seconds)
@@ -100,10 +109,13 @@ class Guard:
             yield self(batch[0] if isinstance(batch, (tuple, list)) else batch)
 
     def rollback(self) -> None:
-        """Back to the last healthy snapshot; asked again, to the one before it; in the end to the start. The generator
-        runs on."""
-        if self.healthy:
-            self.method.state.load(self.healthy.pop(), generator=False)
+        """Back to the last healthy snapshot that still knows the anchor; asked again, to one before it; in the end to
+        the start. The generator runs on."""
+        while self.healthy:
+            self.method.state.load(self.healthy.pop()[1], generator=False)
+            if self.anchor.agreement(self.method) >= self.least_agreement:
+                break
+            self.counters["drifted_snapshots"] += 1
         else:
             self.method.restore()
         self._forget()
@@ -151,9 +163,17 @@ class Guard:
     def _remember(self) -> None:
         now, window = self.counters["batches"], self.recent.maxlen or 1
         while self.pending and now - self.pending[0][0] >= window:
-            self.healthy.append(self.pending.popleft()[1])
+            self.healthy.append(self.pending.popleft())
+            self._thin(now)
         if now % self.snapshot_every == 0:
             self.pending.append((now, self.method.state_dict()))
+
+    def _thin(self, now: int) -> None:
+        """Give up the snapshot whose neighbours lie closest for its age; never the newest."""
+        if len(self.healthy) > self.snapshots:
+            taken = [0, *(when for when, _ in self.healthy)]
+            gaps = [(taken[i + 1] - taken[i - 1]) / (now - taken[i]) for i in range(1, len(taken) - 1)]
+            del self.healthy[gaps.index(min(gaps)) if gaps else 0]
 
     def _forget(self) -> None:
         self.recent.clear()
