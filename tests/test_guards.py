@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
@@ -102,6 +104,43 @@ def test_rolling_back_twice_goes_further_back():
     assert same(guard.state_dict(), states[1])
     guard.rollback()
     assert same(guard.state_dict(), states[0])
+
+
+def test_a_rollback_passes_over_states_that_have_forgotten_the_first_images():
+    guard = guarded("tent", window=1, snapshot_every=1, least_entropy=0.0, largest_share=1.0)
+    states = []
+    for images in batches(4):
+        guard(images)
+        states.append(guard.state_dict())
+    for _, snapshot in guard.healthy[1:]:
+        snapshot["model.norm1.weight"].neg_()  # as if learnt: finite, and worthless
+        snapshot["model.norm2.weight"].neg_()
+    guard.rollback()
+    assert guard.counters["drifted_snapshots"] == 2
+    assert same(guard.state_dict(), states[0])
+
+
+def test_looking_at_the_first_images_moves_nothing():
+    """Not the weights, not the generator: SAFER's views are the same with a rollback's look or without."""
+    guard = guarded("tent", safer=True)
+    for images in batches(2):
+        guard(images)
+    before = guard.state_dict()
+    assert guard.anchor.agreement(guard.method) == 1.0
+    after = guard.state_dict()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_old_snapshots_lie_further_and_further_apart():
+    guard = guarded("none", window=1, snapshot_every=1, least_entropy=0.0, largest_share=1.0, snapshots=4)
+    images = batches(1)[0]
+    for _ in range(64):
+        guard(images)
+    ages = [64 - when for when, _ in guard.healthy]
+    assert len(ages) == 4
+    assert ages[-1] == 1
+    assert ages[0] > 16
+    assert all(older > 1.4 * newer for older, newer in itertools.pairwise(ages)), ages
 
 
 def test_periodic_reset():

@@ -1,7 +1,7 @@
-"""A few early images that were answered with confidence: what a method must still know after it has learnt on.
+"""The first images of a stream and what was said of them: what a method must still know after it has learnt on.
 
 A collapse shows in the answers themselves. Slow drift does not: a method that learns from noise may keep its answers
-spread over all classes while it forgets every one of them. What it says about images it was once sure of shows it.
+spread over all classes while it forgets every one of them. What it says of images it has answered before shows it.
 """
 
 from __future__ import annotations
@@ -10,28 +10,24 @@ import torch
 from torch import Tensor
 
 from .methods import Method
-from .predictors import Prediction
 
 
 class Anchor:
-    """At most `size` images with the confident answers they got; kept as 8-bit on the CPU."""
+    """At most `size` images, kept as 8-bit on the CPU, and the answers they got."""
 
-    def __init__(self, size: int = 64, confidence: float = 0.9) -> None:
-        self.size, self.confidence = size, confidence
+    def __init__(self, size: int = 64) -> None:
+        self.size = size
         self.images: Tensor | None = None
         self.labels = torch.empty(0, dtype=torch.long)
 
-    def offer(self, images: Tensor, prediction: Prediction, method: Method) -> None:
-        """Take in what is answered with confidence, while there is room. One image size only: they make one batch,
-        and are answered as one: under batch statistics an answer depends on the images beside it."""
-        fits = self.images is None or images.shape[1:] == self.images.shape[1:]
-        confident = (prediction.probs.amax(dim=1) > self.confidence).nonzero().flatten().cpu()
-        confident = confident[: self.size - len(self.labels)]
-        if not fits or not len(confident):
+    def offer(self, images: Tensor, method: Method) -> None:
+        """Take images in while there is room. One image size only: they make one batch and are answered as one, since
+        under batch statistics an answer depends on the images beside it."""
+        chosen = images.detach()[: self.size - len(self.labels)].cpu()
+        if not len(chosen) or (self.images is not None and chosen.shape[1:] != self.images.shape[1:]):
             return
-        chosen = images.detach().cpu()[confident]
         if chosen.is_floating_point():
-            chosen = (chosen * 255).round().to(torch.uint8)
+            chosen = (chosen.clamp(0, 1) * 255).round().to(torch.uint8)
         self.images = chosen if self.images is None else torch.cat([self.images, chosen])
         self.labels = self._answers(method)
 

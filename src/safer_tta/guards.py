@@ -43,8 +43,9 @@ class Guard:
     seconds: time allowed per batch. When behind, batches are answered without learning until it has caught up.
     snapshots, snapshot_every: how many healthy states to remember, and how many batches apart. Older ones lie
         further and further apart, so that some remain from before a slow poisoning.
-    least_agreement: a rollback passes over states that no longer answer this share of the anchor (up to 64 early
-        images that got confident answers; `Anchor`) as they did. It costs a forward pass per rollback, none else.
+    least_agreement: a rollback passes over states that no longer answer this share of the stream's first images (up
+        to 64, `Anchor`) as they were answered: learning from garbage shows there, but so does much honest learning,
+        and then a rollback goes further back than it need have. 0 looks at no images. A forward pass per rollback.
     """
 
     def __init__(
@@ -95,8 +96,8 @@ class Guard:
             self.counters["non_finite_answers"] += 1
         else:
             self.recent.append(prediction)
-            if self.counters["batches"] <= (self.recent.maxlen or 1):
-                self.anchor.offer(images, prediction, self.method)
+            if self.least_agreement > 0 and self.counters["batches"] <= (self.recent.maxlen or 1):
+                self.anchor.offer(images, self.method)
         self._look_after()
         if self.seconds is not None:
             self.behind = max(0.0, self.behind + self.clock() - started - self.seconds)
