@@ -138,8 +138,8 @@ def page(rows: list[dict[str, Any]]) -> str:
         "",
         "`make soak`: a small network trained on the embedded data; three clean batches, then 2,000 batches (MEMO:",
         "100) of pure noise, constant images, one repeated image, or alternating noise and NaN batches, eight images",
-        "each, under `Guard(method)` with its defaults. Accuracy in % on 192 clean images: the source model as wrapped,",
-        "after the three clean batches, after the garbage, and after one `rollback()`.",
+        "each, under `Guard(method)` with its defaults. Accuracy in % on 192 clean images: the source model as",
+        "wrapped, after the three clean batches, after the garbage, and after one `rollback()`.",
         "",
         "| method | garbage | start | before | after it | rolled back | collapses | rollbacks | states passed over "
         "| NaN answers |",

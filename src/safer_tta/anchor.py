@@ -15,7 +15,7 @@ from .methods import Method
 class Anchor:
     """At most `size` images, kept as 8-bit on the CPU, and the answers they got."""
 
-    def __init__(self, size: int = 64) -> None:
+    def __init__(self, size: int = 128) -> None:
         self.size = size
         self.images: Tensor | None = None
         self.labels = torch.empty(0, dtype=torch.long)

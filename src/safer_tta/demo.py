@@ -14,8 +14,8 @@ import torch
 from .api import adapt
 from .bench import figures, report
 from .bench.run import Run, Setting, perform, rolling
-from .data import ArrayStore, Domain, Stream, StreamSpec, open_dataset
-from .data.store import digest, digest_file
+from .data import ArrayStore, Domain, Stream, StreamSpec, excerpt, open_dataset
+from .data.store import digest_file
 from .models import Classifier
 from .progress import Tick, progress
 from .tensorfile import atomic_write
@@ -60,7 +60,7 @@ class Demo:
 def run_demo(folder: Path, *, target: str = "sketch", seed: int = 0) -> Demo:
     """Everything into `folder`; what is there already is not made again."""
     dataset = open_dataset("synthetic")
-    domain = _excerpt(dataset.domain(target), seed)
+    domain = excerpt(dataset.domain(target), IMAGES, seed)
     with progress(f"source model, all domains but {target}") as tick:
         recipe = source_recipe("synthetic", seed=seed)
         source_path = folder / f"source-{target}-{seed}.safetensors"
@@ -83,12 +83,6 @@ def run_demo(folder: Path, *, target: str = "sketch", seed: int = 0) -> Demo:
     with atomic_write(found.page) as file:
         file.write(_page(found, target, shown).encode())
     return found
-
-
-def _excerpt(domain: Domain, seed: int) -> Domain:
-    order = Stream([domain], StreamSpec(seed=seed, limit=IMAGES)).order[:, 1]
-    content = digest({"of": domain.content, "seed": seed, "images": IMAGES})
-    return Domain(domain.dataset, domain.name, domain.images[order], domain.labels[order], domain.classes, content)
 
 
 def _rows(setting: Setting, folder: Path, seed: int, tick: Tick) -> dict[tuple[str, int], dict[str, Any]]:

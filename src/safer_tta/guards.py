@@ -44,7 +44,7 @@ class Guard:
     snapshots, snapshot_every: how many healthy states to remember, and how many batches apart. Older ones lie
         further and further apart, so that some remain from before a slow poisoning.
     least_agreement: a rollback passes over states that no longer answer this share of the stream's first images (up
-        to 64, `Anchor`) as they were answered: learning from garbage shows there, but so does much honest learning,
+        to 128, `Anchor`) as they were answered: learning from garbage shows there, but so does much honest learning,
         and then a rollback goes further back than it need have. 0 looks at no images. A forward pass per rollback.
     """
 
@@ -60,7 +60,7 @@ class Guard:
         seconds: float | None = None,
         snapshots: int = 4,
         snapshot_every: int = 8,
-        least_agreement: float = 0.98,
+        least_agreement: float = 0.99,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if policy not in POLICIES:

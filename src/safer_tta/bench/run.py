@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import platform
 import time
 from collections.abc import Callable, Mapping
@@ -18,11 +17,14 @@ from torch import Tensor
 
 from .. import __version__, methods, predictors, tensorfile
 from ..api import NORMS, replace_norms
-from ..data import Domain, Stream, StreamSpec
-from ..data.store import StoreError, digest, digest_file, read_json, write_json
+from ..attacks import eot_pgd
+from ..data import Batch, Domain, Stream, StreamSpec
+from ..data.store import StoreError, digest, digest_file
 from ..methods import Method
 from ..predictors import Prediction
+from ..seeds import generator
 from ..training import load
+from .results import Results, Row
 
 Tick = Callable[..., None]
 SAVE_SECONDS = 5.0
@@ -39,6 +41,7 @@ class Setting:
     threat: Mapping[str, Any]
     source: Path
     device: str = "cpu"
+    attack: str = "pgd"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,13 +53,20 @@ class Run:
     options: Mapping[str, Any] = field(default_factory=dict)
     predictor_options: Mapping[str, Any] = field(default_factory=dict)
     stream: StreamSpec = field(default_factory=StreamSpec)
+    eot: Mapping[str, Any] | None = None  # arguments of `eot_pgd`: attack the predictor itself, live, batch by batch
 
 
-def perform(run: Run, setting: Setting, folder: Path, **settings: Any) -> dict[str, Any]:
-    """The row of a run, from the folder if it has been made before."""
+def perform(
+    run: Run, setting: Setting, folder: Path, *, defined_by: Mapping[str, Any] | None = None, **settings: Any
+) -> Row:
+    """The row of a run, from the folder if it has been made before.
+
+    defined_by: what the run is named after (default: the contents of its stream and source model, and its settings).
+    """
     check_names(run)
     stream = Stream(setting.domains, run.stream, setting.attacked)
     attacked = run.stream.attack_rate > 0
+    threat = dict(setting.threat if run.eot is None else run.eot)
     definition = {
         "dataset": setting.domains[0].dataset,
         "target": "+".join(domain.name for domain in setting.domains),
@@ -64,9 +74,9 @@ def perform(run: Run, setting: Setting, folder: Path, **settings: Any) -> dict[s
         "predictor": run.predictor,
         "options": dict(run.options),
         "predictor_options": dict(run.predictor_options),
-        "attack": "pgd" if attacked else None,
-        "eps": setting.threat["eps"] if attacked else None,
-        "threat": dict(setting.threat) if attacked else None,
+        "attack": (setting.attack if run.eot is None else "eot") if attacked else None,
+        "eps": threat["eps"] if attacked else None,
+        "threat": threat if attacked else None,
         "attack_rate": run.stream.attack_rate,
         "seed": run.stream.seed,
         "order": run.stream.order,
@@ -85,7 +95,23 @@ def perform(run: Run, setting: Setting, folder: Path, **settings: Any) -> dict[s
         predictor = predictors.create(run.predictor, classifier, seed=run.stream.seed, **run.predictor_options)
         return methods.create(name, predictor, **run.options)
 
-    return evaluate(build, stream, definition, folder, **settings)
+    perturb = None if run.eot is None else _Eot(run.eot, run.stream.seed)
+    return evaluate(build, stream, definition, folder, defined_by=defined_by, perturb=perturb, **settings)
+
+
+@dataclass(frozen=True)
+class _Eot:
+    """The attacker who knows the defence: attacks the predictor as it stands after the updates so far."""
+
+    threat: Mapping[str, Any]
+    seed: int
+
+    def __call__(self, method: Method, batch: Batch, number: int) -> Tensor:
+        images, labels = batch.images.to(method.classifier.device), batch.labels.to(method.classifier.device)
+        randomness = generator(self.seed, "eot", number)
+        perturbed = eot_pgd(method.predictor, images, labels, generator=randomness, **self.threat)
+        attacked = (perturbed * 255).round().byte().cpu()
+        return torch.where(batch.attacked[:, None, None, None], attacked, batch.images)
 
 
 def check_names(run: Run) -> None:
@@ -102,41 +128,35 @@ def evaluate(
     definition: Mapping[str, Any],
     folder: Path,
     *,
+    defined_by: Mapping[str, Any] | None = None,
+    perturb: Callable[[Method, Batch, int], Tensor] | None = None,
     tick: Tick = lambda done, total, **figures: None,
     save_seconds: float = SAVE_SECONDS,
-) -> dict[str, Any]:
+) -> Row:
     """The row of a run. Asked again it comes from the folder; killed half-way it goes on from the last save."""
-    name = digest(definition)
-    done, unfinished = folder / f"{name}.json", folder / f"{name}.progress"
-    if done.exists():
-        return _stored_row(done, definition)
+    name, results = digest(defined_by or definition), Results(folder)
+    if results.state(name) == "done":
+        return results.row(name)
     folder.mkdir(parents=True, exist_ok=True)
+    unfinished = results.progress(name)
     method = build()
     if method.classifier.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(method.classifier.device)
     record = Record.load(unfinished, method, name)
     saved = time.monotonic()
     for batch in stream.since(record.batches):
+        images = batch.images if perturb is None else perturb(method, batch, record.batches)
         started = time.perf_counter()
-        prediction = method(batch.images)
+        prediction = method(images)
         _wait(prediction.probs)
         record.add(prediction, batch.labels, batch.attacked, time.perf_counter() - started)
         if time.monotonic() - saved >= save_seconds:
             record.save(unfinished, method, name)
             saved = time.monotonic()
         tick(record.batches, len(stream), accuracy=100 * record.accuracy)
-    row = {**definition, **record.figures(len(stream.domains[0].classes)), **_machine(method), "run": name}
-    write_json(done, row)
-    unfinished.unlink(missing_ok=True)
-    return row
-
-
-def _stored_row(path: Path, definition: Mapping[str, Any]) -> dict[str, Any]:
-    row = read_json(path)
-    asked = json.loads(json.dumps(definition))
-    if not isinstance(row, dict) or {key: row.get(key) for key in asked} != asked or row.get("run") != path.stem:
-        raise StoreError(f"{path} is not the row of this run. Remove it to have the run made again")
-    return row
+    figures = record.figures(len(stream.domains[0].classes))
+    row = {**definition, **figures, **_machine(method), "manifest": stream.manifest(), "run": name}
+    return results.write(row if defined_by is None else {**row, "defined_by": dict(defined_by)})
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
 from .domains import DataError, Dataset, Domain, open_dataset
 from .store import ArrayStore, StoreError
-from .streams import Batch, Stream, StreamSpec
+from .streams import Batch, Stream, StreamSpec, excerpt
 
 __all__ = [
     "ArrayStore",
@@ -13,5 +13,6 @@ __all__ = [
     "StoreError",
     "Stream",
     "StreamSpec",
+    "excerpt",
     "open_dataset",
 ]

@@ -96,12 +96,16 @@ class Domain:
 
 @dataclass(frozen=True)
 class Dataset:
-    """Domains that share their classes. `domain(name)` decodes one, or finds it decoded."""
+    """Domains that share their classes. `domain(name)` decodes one, or finds it decoded.
+
+    identity: tells two datasets of one name apart without reading an image: a hash of file names, sizes and side.
+    """
 
     name: str
     domains: tuple[str, ...]
     classes: tuple[str, ...]
     load: Callable[[str], Domain]
+    identity: str
 
     def domain(self, name: str) -> Domain:
         if name not in self.domains:
@@ -120,11 +124,13 @@ def open_dataset(
     """`synthetic` (then `count` images a domain), or the folder of a dataset (then `side` pixels, kept in `cache`)."""
     if str(data) == "synthetic":
         load = functools.cache(functools.partial(_synthetic, count))
-        return Dataset("synthetic", synthetic.DOMAINS, synthetic.CLASSES, load)
+        identity = digest({"synthetic": count})
+        return Dataset("synthetic", synthetic.DOMAINS, synthetic.CLASSES, load, identity)
     folder = ImageFolder(data)
     store = ArrayStore(Path(cache) if cache is not None else default_cache() / "images")
     load = functools.cache(functools.partial(_decoded, folder, side, store, progress))
-    return Dataset(folder.name, tuple(folder.places), folder.classes, load)
+    sizes = {str(f.relative_to(folder.root)): f.stat().st_size for name in folder.places for f, _ in folder.files(name)}
+    return Dataset(folder.name, tuple(folder.places), folder.classes, load, digest({"side": side, "files": sizes}))
 
 
 def default_cache() -> Path:

@@ -127,6 +127,13 @@ class Stream:
         return chosen
 
 
+def excerpt(domain: Domain, images: int, seed: int) -> Domain:
+    """So many images of a domain, drawn by a seed: a short stream needs no more of them attacked."""
+    chosen = _shuffled([domain], seed)[:images, 1]
+    content = digest({"of": domain.content, "seed": seed, "images": images})
+    return dataclasses.replace(domain, images=domain.images[chosen], labels=domain.labels[chosen], content=content)
+
+
 # --- orders: (number of the domain, index in it), one row an image --------------------------------------------------
 
 

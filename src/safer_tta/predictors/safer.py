@@ -28,7 +28,7 @@ class Safer(Predictor):
     pool: how views are weighted: mean, entropy, top1, cc or cc_drop (the paper's).
     mixing: None (SAFER), or "sigmoid", a dict of Mixing's arguments or a Mixing (SAFER-A): weight the original view by
         how suspicious it looks.
-    pipeline: "released", "paper" or a Pipeline: which operators a view is made of.
+    pipeline: "released", "paper", a dict of Pipeline's arguments or a Pipeline: which operators a view is made of.
     """
 
     def __init__(
@@ -37,18 +37,20 @@ class Safer(Predictor):
         views: int = 4,
         pool: str = "cc_drop",
         mixing: str | Mapping[str, Any] | mixings.Mixer | None = None,
-        pipeline: str | Pipeline = "released",
+        pipeline: str | Mapping[str, Any] | Pipeline = "released",
         seed: int | None = None,
     ) -> None:
         super().__init__(classifier, seed=seed)
         if isinstance(views, bool) or not hasattr(views, "__index__") or views < 0:
             raise ValueError(f"views is {views!r}; expected the number of augmented views, 0 or more (the paper: 4)")
         pooling.check_rule(pool)
-        if not isinstance(pipeline, str | Pipeline):
-            raise TypeError(f"pipeline is {type(pipeline).__name__}; expected 'released', 'paper' or a Pipeline")
+        if not isinstance(pipeline, str | Mapping | Pipeline):
+            raise TypeError(
+                f"pipeline is {type(pipeline).__name__}; expected 'released', 'paper', a Pipeline or its arguments"
+            )
         self.views, self.pool = int(views), pool
         self.mixing = mixings.create(mixing)
-        self.pipeline = Pipeline(pipeline) if isinstance(pipeline, str) else pipeline
+        self.pipeline = _pipeline(pipeline)
         self._warned = False
 
     def draw_views(self, batch: int) -> Draw:
@@ -96,3 +98,9 @@ class Safer(Predictor):
 def _weighted(weights: Tensor, views: Tensor) -> Tensor:
     """Σ_v w_v x_v over (V,B,·)."""
     return (weights.unsqueeze(-1).to(views.dtype) * views).sum(dim=0)
+
+
+def _pipeline(given: str | Mapping[str, Any] | Pipeline) -> Pipeline:
+    if isinstance(given, Pipeline):
+        return given
+    return Pipeline(given) if isinstance(given, str) else Pipeline(**given)

@@ -16,9 +16,11 @@ from .trainer import Recipe, train
 def train_source(
     dataset: Dataset, target: str, recipe: Recipe, path: str | os.PathLike[str], **options: Any
 ) -> Classifier:
-    """Leave `target` out, train on the rest."""
-    dataset.domain(target)  # a wrong name is found out before the training, not after
-    domains = [dataset.domain(name) for name in dataset.domains if name != target]
+    """Leave `target` ("sketch", or several: "cartoon+sketch") out, train on the rest."""
+    left_out = target.split("+")
+    for name in left_out:
+        dataset.domain(name)  # a wrong name is found out before the training, not after
+    domains = [dataset.domain(name) for name in dataset.domains if name not in left_out]
     return train(domains, recipe, path, **options)
 
 
