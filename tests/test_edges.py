@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import safer_tta
 from safer_tta import Mixing, Safer, mixing, pooling
+from safer_tta.methods.own_views import CHAIN, augmix, strong
 from safer_tta.views import OPERATORS
 from tests.conftest import batches, classifier, small_net
 
@@ -359,9 +360,12 @@ def test_half_precision_models_are_answered_but_do_not_learn(images):
         safer_tta.adapt(small_net().half(), "tent")
 
 
-def test_bfloat16_models_learn(images):
-    adapted = safer_tta.adapt(small_net().bfloat16(), "tent", seed=0)
-    assert torch.isfinite(list(adapted.stream([images] * 3))[-1].probs).all()
+def test_bfloat16_models_are_answered_but_cannot_learn(images):
+    """A step of 1e-3 on a weight near one rounds to nothing in bfloat16."""
+    with pytest.raises(ValueError, match="bfloat16"):
+        safer_tta.adapt(small_net().bfloat16(), "tent")
+    answered = safer_tta.adapt(small_net().bfloat16(), "t3a", seed=0)
+    assert torch.isfinite(list(answered.stream([images] * 3))[-1].probs).all()
 
 
 def test_loaded_and_exported_under_inference_mode_can_train(model, images):
@@ -413,3 +417,62 @@ def test_one_image_that_leaves_one_value_per_channel():
 def test_head_that_cannot_be_found():
     with pytest.raises(ValueError, match="no head found"):
         safer_tta.adapt(nn.Sequential(nn.Conv2d(3, 4, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten()))
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        *(("t3a", {"keep": 0}), ("tsd", {"keep": 0}), ("tesla", {"neighbours": 0}), ("memo", {"lr": float("nan")})),
+        *(("memo", {"lr": -1.0}), ("sar", {"lr": 0.0}), ("sar", {"lr": None}), ("cotta", {"keep": 3.0})),
+        *(("cotta", {"versions": 0}), ("eata", {"momentum": 7.0}), ("rotta", {"capacity": 0})),
+        *(("sotta", {"capacity": 0}), ("note", {"every": 0}), ("tent", {"lr": float("inf")})),
+    ],
+)
+def test_options_that_cannot_work_are_refused_by_name(method, options):
+    with pytest.raises(ValueError, match=f"{next(iter(options))} is .*expected"):
+        safer_tta.adapt(small_net(), method, safer=False, **options)
+
+
+def test_one_image_that_cannot_be_answered_does_not_spoil_t3a_for_the_others(images):
+    adapted = safer_tta.adapt(small_net(), "t3a", safer=False, seed=0, validate=False)
+    spoilt = images.clone()
+    spoilt[0] = torch.nan
+    answer = adapted(spoilt).probs
+    assert torch.isnan(answer[0]).all()
+    assert torch.isfinite(answer[1:]).all()
+
+
+@pytest.mark.parametrize("method", ["tesla", "cotta", "rotta"])
+def test_a_teachers_normalisation_follows_to_another_device(method):
+    adapted = safer_tta.adapt(safer_tta.Classifier(small_net(), mean=0.5, std=0.5), method, safer=False, seed=0)
+    adapted.state.to(torch.device("meta"))
+    assert adapted.teacher.classifier.mean.device.type == "meta"
+
+
+@pytest.mark.parametrize("operation", CHAIN[4:])
+def test_augmix_at_severity_one_barely_moves_anything(operation):
+    """At most 3 whole degrees, 3 % of shear, a thirtieth of the side: a dot near the rim moves by a pixel or two."""
+    dot = torch.zeros(2, 3, 33, 33)
+    dot[:, :, 3:6, 15:18] = 1.0
+    moved = operation(dot, torch.tensor([1.0, 1.0]), torch.tensor([1.0, -1.0]))
+    rows, columns = torch.meshgrid(torch.arange(33.0), torch.arange(33.0), indexing="ij")
+    for image in moved[:, 0]:
+        where = [float((image * axis).sum() / image.sum()) for axis in (rows, columns)]
+        assert abs(where[0] - 4) <= 2
+        assert abs(where[1] - 16) <= 2
+
+
+def test_augmix_makes_every_copy_differently():
+    image = torch.rand(3, 32, 32, generator=torch.Generator().manual_seed(1))
+    versions = augmix(image, 16, torch.Generator().manual_seed(0))
+    assert ((versions >= 0) & (versions <= 1)).all()
+    assert len({version.sum().item() for version in versions}) == 16
+
+
+def test_strong_views_shift_by_an_eighth_of_the_side():
+    """A dot in the middle stays within an eighth of the side, a tenth of zoom and 15 degrees: 32 px, 4 px, a little."""
+    dot = torch.zeros(200, 3, 33, 33)
+    dot[:, :, 15:18, 15:18] = 1.0
+    seen = strong(dot, torch.Generator().manual_seed(0)).mean(dim=1).flatten(1).argmax(dim=1)
+    away = torch.maximum((seen // 33 - 16).abs(), (seen % 33 - 16).abs())
+    assert 3 <= int(away.max()) <= 6

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import concurrent.futures
+import copy
 import itertools
 
 import pytest
@@ -14,7 +16,7 @@ from tests.conftest import CLASSES, batches, small_net
 
 
 def guarded(method="tent", safer=False, **options):
-    return Guard(safer_tta.adapt(small_net(), method, safer, seed=0, validate=False), **options)
+    return Guard(safer_tta.adapt(small_net(), method, safer, seed=0, validate=False), **{"least_images": 1, **options})
 
 
 def one_class() -> torch.Tensor:
@@ -84,7 +86,10 @@ def test_collapse(policy):
     healthy = states[4]  # the last after which a whole window was healthy
     assert guard.counters["collapses"] == 1
     if policy == "freeze":
-        assert guard.method.frozen
+        assert guard.frozen
+        assert same(guard.state_dict(), healthy)  # not the collapsed weights for good
+        guard(one_class())
+        assert guard.counters["collapses"] == 1
     if policy == "reset":
         assert same(guard.state_dict(), start)
     if policy == "rollback":
@@ -184,12 +189,130 @@ def test_everything_else_goes_through(tmp_path):
 def test_a_healthy_stream_is_not_touched():
     """With the guard or without: the same answers, bit for bit."""
     plain = safer_tta.adapt(small_net(), "tent", seed=0)
-    watched = Guard(safer_tta.adapt(small_net(), "tent", seed=0))
-    for images in batches(6):
+    watched = Guard(safer_tta.adapt(small_net(), "tent", seed=0), largest_share=1.0, least_entropy=0.0)
+    for images in batches(40):
         assert torch.equal(plain(images).probs, watched(images).probs)
+    assert watched.healthy
+    assert watched.counters["collapses"] == 0
 
 
-@pytest.mark.parametrize("options", [{"policy": "hope"}, {"window": 0}, {"snapshots": 0}, {"snapshot_every": 0}])
+def test_answers_that_are_not_finite_mean_sick_weights_and_never_count_as_healthy():
+    guard = guarded("tent", window=2, snapshot_every=1, least_entropy=0.0, largest_share=1.0)
+    for images in batches(6):
+        guard(images)
+    guard.classifier.model.norm2.weight.data.fill_(3e38)  # finite, and every answer is not
+    guard(batches(1, seed=3)[0])
+    assert guard.counters["non_finite_answers"] == 1
+    assert guard.counters["rollbacks"] == 1
+    assert torch.isfinite(guard(batches(1, seed=4)[0]).probs).all()
+
+
+def test_images_that_are_not_finite_are_not_the_weights_fault():
+    guard = guarded("tent", window=2, snapshot_every=1, least_entropy=0.0, largest_share=1.0)
+    for _ in range(4):
+        guard(batches(1)[0])
+        guard(torch.full((6, 3, 24, 24), torch.nan))
+    assert guard.counters["non_finite_answers"] == 4
+    assert guard.counters["collapses"] == 0
+    assert [when for when, _ in guard.healthy] == [1, 2]  # judged batches alone move the clock
+
+
+def test_a_few_single_images_of_one_class_are_no_collapse():
+    guard = guarded("none", window=8, least_images=64)
+    for _ in range(63):
+        guard(one_class()[:1])
+    assert guard.counters["collapses"] == 0
+    guard(one_class()[:1])
+    assert guard.counters["collapses"] == 1
+
+
+def test_collapse_is_judged_before_a_periodic_reset():
+    guard = guarded("tent", window=3, reset_every=3)
+    for _ in range(3):
+        guard(one_class())
+    assert guard.counters["collapses"] == 1
+
+
+def test_what_returns_the_method_returns_the_guard(tmp_path):
+    guard = guarded("tent")
+    guard.save(tmp_path / "s")
+    for returned in (guard.to("cpu"), guard.load(tmp_path / "s"), guard.freeze(), guard.unfreeze()):
+        assert returned is guard
+
+
+@pytest.mark.parametrize("back", ["reset", "load", "load_state_dict", "periodic"])
+def test_a_rollback_never_goes_behind_a_reset_or_a_load(back, tmp_path):
+    options = {"window": 1, "snapshot_every": 1, "least_entropy": 0.0, "largest_share": 1.0}
+    guard = guarded("tent", **options, **({"reset_every": 5} if back == "periodic" else {}))
+    start = guard.state_dict()
+    guard.save(tmp_path / "s")
+    for images in batches(5):
+        guard(images)
+    if back == "load":
+        guard.load(tmp_path / "s")
+    elif back == "load_state_dict":
+        guard.load_state_dict(start)
+    elif back == "reset":
+        guard.reset()
+    guard.rollback()
+    assert same(guard.state_dict(), start)
+
+
+def test_a_loss_that_is_not_finite_is_counted():
+    guard = guarded("tent")
+    forward = guard.method.forward
+    guard.method.forward = lambda *a: (lambda p, loss: (p, loss * torch.nan))(*forward(*a))
+    assert guard(batches(1)[0]).report.health["non_finite_losses"] == 1
+
+
+def test_a_refused_second_update_leaves_the_first_and_the_answer():
+    """TeSLA's policy learns after the student; when its gradient is not finite, only that update is left out."""
+    plain, guard = (safer_tta.adapt(small_net(), "tesla", safer=False, seed=0) for _ in range(2))
+    guard = Guard(guard)
+    guard.method.policy.strength.register_hook(lambda g: g * torch.inf)
+    images = batches(1)[0]
+    expected, got = plain(images), guard(images)
+    assert torch.equal(expected.probs, got.probs)
+    assert got.report.health["non_finite_gradients"] == 1
+    model, other = plain.state_dict(), guard.state_dict()
+    assert all(torch.equal(model[n], other[n]) for n in model if n.startswith(("model.", "teacher.")))
+    assert torch.equal(other["policy.strength"], torch.zeros_like(other["policy.strength"]))
+
+
+def test_a_copied_guard_still_refuses_gradients():
+    guard = copy.deepcopy(guarded("tent"))
+    guard.classifier.model.norm1.weight.register_hook(lambda g: g * torch.inf)
+    assert guard(batches(1)[0]).report.health["non_finite_gradients"] == 1
+
+
+def test_threads_share_a_guard():
+    """Batches whose gradient is refused in one thread do not freeze the method under another."""
+    guard = guarded("tent", window=1000)
+    calls = itertools.count()
+    guard.classifier.model.norm1.weight.register_hook(lambda g: g * torch.inf if next(calls) % 5 == 0 else g)
+    images = batches(1)[0]
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        list(pool.map(guard, [images] * 40))
+    assert next(calls) == 40  # every batch reached its backward pass
+    assert guard.counters["non_finite_gradients"] == 8
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"policy": "hope"},
+        {"window": 0},
+        {"snapshots": 0},
+        {"snapshot_every": 0},
+        {"reset_every": 0},
+        {"reset_every": -1},
+    ],
+)
 def test_mistakes_are_named(options):
     with pytest.raises(ValueError, match="expected"):
         guarded(**options)
+
+
+def test_only_methods_are_guarded():
+    with pytest.raises(TypeError, match="adapt"):
+        Guard(small_net())

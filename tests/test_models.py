@@ -238,3 +238,38 @@ def test_imagenet_weights_see_what_is_there():
 def test_float64_and_small_batches(images):
     adapted = safer_tta.adapt(small_net().double(), seed=0)
     assert adapted(batches(1, size=2)[0]).probs.dtype == torch.float64
+
+
+class _NormAct(nn.BatchNorm2d):
+    """As timm has it: an activation inside the norm."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels)
+        self.act = nn.ReLU()
+
+    def forward(self, x):
+        return self.act(super().forward(x))
+
+
+@pytest.mark.parametrize("method", ["rotta", "note"])
+def test_a_replaced_norm_keeps_the_activation_behind_it(method):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), _NormAct(8), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5)).eval()
+    images = torch.rand(4, 3, 16, 16)
+    adapted = safer_tta.adapt(net, method, safer=False, seed=0)
+    assert [type(m) for m in adapted.classifier.model.modules()].count(nn.ReLU) == 1
+    if method == "rotta":  # at its start it normalises as the source does
+        torch.testing.assert_close(adapted.predict(images).logits, net(images))
+
+
+def test_a_norm_with_a_forward_of_its_own_is_not_replaced_silently():
+    class Odd(nn.BatchNorm2d):
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), Odd(8), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5))
+    with pytest.raises(ValueError, match="forward of its own"):
+        safer_tta.adapt(net, "rotta", safer=False)
+    net[1] = nn.BatchNorm2d(8, track_running_stats=False)
+    with pytest.raises(ValueError, match="track_running_stats"):
+        safer_tta.adapt(net, "note", safer=False)

@@ -7,12 +7,14 @@ prediction = guarded(images)        # as the method itself; prediction.report.he
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import math
+import os
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -20,32 +22,56 @@ from torch.optim import Optimizer
 
 from .anchor import Anchor
 from .methods import Method
+from .methods.base import NotFiniteError
 from .methods.state import Snapshot
 from .predictors import Prediction
 
 log = logging.getLogger("safer_tta")
 
 POLICIES = ("warn", "freeze", "reset", "rollback")
+COUNTERS = (
+    "batches",
+    "collapses",
+    "rollbacks",
+    "drifted_snapshots",
+    "periodic_resets",
+    "skipped_updates",
+    "non_finite_answers",
+    "non_finite_losses",
+    "non_finite_gradients",
+    "non_finite_weights",
+)
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
-class NotFiniteError(RuntimeError):
-    """A gradient that is not finite, found before the optimiser could use it."""
+def _alone(function: Callable[Concatenate[Guard, P], T]) -> Callable[Concatenate[Guard, P], T]:
+    """With the method to itself: a guard may be shared by threads as a method may."""
+
+    @functools.wraps(function)
+    def run(self: Guard, /, *arguments: P.args, **keywords: P.kwargs) -> T:
+        with self.method.to_myself():
+            return function(self, *arguments, **keywords)
+
+    return cast(Callable[Concatenate["Guard", P], T], run)
 
 
 class Guard:
     """A method under watch. Anything else that a method can do goes through to it.
 
-    policy: what to do about a collapse: "warn", "freeze" (predict only from then on), "reset" (to the very start),
+    policy: what to do about a collapse: "warn", "freeze" (roll back, then predict only), "reset" (to the very start),
         "rollback" (to the last snapshot from before things went wrong).
-    window: batches over which collapse is judged. It is one if the mean prediction's entropy falls below
-        `least_entropy` of ln K, or one class takes more than `largest_share` of the answers.
+    window, least_images: collapse is judged over so many batches, and at least so many images. It is one if the mean
+        prediction's entropy falls below `least_entropy` of ln K, or one class takes more than `largest_share` of the
+        answers; an answer that is not finite, to images that are, is one at once.
     reset_every: put weights, optimiser and memories back after so many batches.
     seconds: time allowed per batch. When behind, batches are answered without learning until it has caught up.
     snapshots, snapshot_every: how many healthy states to remember, and how many batches apart. Older ones lie
         further and further apart, so that some remain from before a slow poisoning.
     least_agreement: a rollback passes over states that no longer answer this share of the stream's first images (up
-        to 128, `Anchor`) as they were answered: learning from garbage shows there, but so does much honest learning,
-        and then a rollback goes further back than it need have. 0 looks at no images. A forward pass per rollback.
+        to 128, `Anchor`) as the method did at its start: learning from garbage shows there, but so does much honest
+        learning, and then a rollback goes further back than it need have. 0 looks at no images. It costs a forward
+        pass per rollback, and nothing while all is well.
     """
 
     def __init__(
@@ -54,6 +80,7 @@ class Guard:
         *,
         policy: str = "rollback",
         window: int = 8,
+        least_images: int = 64,
         least_entropy: float = 0.3,
         largest_share: float = 0.9,
         reset_every: int | None = None,
@@ -63,58 +90,108 @@ class Guard:
         least_agreement: float = 0.99,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        if not isinstance(method, Method):
+            raise TypeError(f"method is {type(method).__name__}; expected one of this library's, as adapt() makes them")
         if policy not in POLICIES:
             raise ValueError(f"policy {policy!r} is unknown; expected one of {', '.join(POLICIES)}")
-        for name, value in (("window", window), ("snapshots", snapshots), ("snapshot_every", snapshot_every)):
+        counts = {"window": window, "least_images": least_images, "snapshots": snapshots}
+        counts |= {"snapshot_every": snapshot_every, "reset_every": 1 if reset_every is None else reset_every}
+        for name, value in counts.items():
             if value < 1:
                 raise ValueError(f"{name} is {value}; expected at least 1")
         self.method, self.policy = method, policy
+        self.window, self.least_images = window, least_images
         self.least_entropy, self.largest_share = least_entropy, largest_share
         self.reset_every, self.seconds, self.snapshot_every, self.clock = reset_every, seconds, snapshot_every, clock
-        self.counters: Counter[str] = Counter()
+        self.least_agreement, self.snapshots = least_agreement, snapshots
+        self.counters: Counter[str] = Counter(dict.fromkeys(COUNTERS, 0))
+        self._hooked: set[int] = set()
+        self._start_over()
+
+    def _start_over(self) -> None:
+        """Forget the stream so far: what came before a reset or a load says nothing about what comes after."""
+        self.anchor = Anchor()
         self.behind = 0.0
-        self.recent: deque[Prediction] = deque(maxlen=window)
-        self.anchor, self.least_agreement = Anchor(), least_agreement
-        self.snapshots = snapshots
+        self.since_reset = 0
+        self.judged = 0  # batches with an answer that can be judged
+        self.recent: deque[Tensor] = deque()  # probabilities
         self.healthy: list[tuple[int, Snapshot]] = []
         # A state counts as healthy once a whole window after it was: at first nobody can tell.
         self.pending: deque[tuple[int, Snapshot]] = deque()
-        for optimizer in method.state.optimizers.values():
-            optimizer.register_step_pre_hook(_refuse_non_finite)
+
+    # --- as the method ------------------------------------------------------------------------------------------
 
     def __getattr__(self, name: str) -> Any:
         if name == "method":  # not built yet
             raise AttributeError(name)
         return getattr(self.method, name)
 
-    def __call__(self, images: Tensor) -> Prediction:
-        """Predict and learn, if that is healthy; predict in any case."""
-        started = self.clock()
-        prediction = self._adapt(images)
-        self.counters["batches"] += 1
-        if not bool(torch.isfinite(prediction.probs).all()):
-            self.counters["non_finite_answers"] += 1
-        else:
-            self.recent.append(prediction)
-            if self.least_agreement > 0 and self.counters["batches"] <= (self.recent.maxlen or 1):
-                self.anchor.offer(images, self.method)
-        self._look_after()
-        if self.seconds is not None:
-            self.behind = max(0.0, self.behind + self.clock() - started - self.seconds)
-        return dataclasses.replace(
-            prediction, report=dataclasses.replace(prediction.report, health=dict(self.counters))
-        )
+    @property
+    def frozen(self) -> bool:
+        return self.method.frozen
+
+    def freeze(self) -> Self:
+        self.method.freeze()
+        return self
+
+    def unfreeze(self) -> Self:
+        self.method.unfreeze()
+        return self
+
+    def to(self, device: torch.device | str) -> Self:
+        self.method.to(device)
+        return self
+
+    @_alone
+    def reset(self) -> None:
+        self.method.reset()
+        self._start_over()
+
+    @_alone
+    def restore(self) -> None:
+        self.method.restore()
+        self._start_over()
+
+    @_alone
+    def load(self, path: str | os.PathLike[str]) -> Guard:
+        self.method.load(path)
+        self._start_over()
+        return self
+
+    @_alone
+    def load_state_dict(self, snapshot: Mapping[str, Tensor]) -> None:
+        self.method.load_state_dict(snapshot)
+        self._start_over()
 
     def stream(self, batches: Iterable[Any]) -> Iterator[Prediction]:
         for batch in batches:
             yield self(batch[0] if isinstance(batch, (tuple, list)) else batch)
 
+    @_alone
+    def __call__(self, images: Tensor) -> Prediction:
+        """Predict and learn, if that is healthy; predict in any case."""
+        started = self.clock()
+        prediction = self._adapt(images)
+        self.counters["batches"] += 1
+        self.since_reset += 1
+        broken = not bool(torch.isfinite(prediction.probs).all())
+        if broken:
+            self.counters["non_finite_answers"] += 1
+        else:
+            self._note(images, prediction.probs)
+        self._look_after(broken and bool(torch.isfinite(images).all()))
+        if self.seconds is not None:
+            self.behind = max(0.0, self.behind + self.clock() - started - self.seconds)
+        health = dict(self.counters)
+        return dataclasses.replace(prediction, report=dataclasses.replace(prediction.report, health=health))
+
+    @_alone
     def rollback(self) -> None:
-        """Back to the last healthy snapshot that still knows the anchor; asked again, to one before it; in the end to
-        the start. The generator runs on."""
+        """Back to the last healthy snapshot that still knows the stream's first images; asked again, to one before
+        it; in the end to the start. The generator runs on."""
         while self.healthy:
             self.method.state.load(self.healthy.pop()[1], generator=False)
-            if self.anchor.agreement(self.method) >= self.least_agreement:
+            if self.least_agreement <= 0 or self.anchor.agreement(self.method) >= self.least_agreement:
                 break
             self.counters["drifted_snapshots"] += 1
         else:
@@ -122,20 +199,33 @@ class Guard:
         self._forget()
         self.counters["rollbacks"] += 1
 
+    # --- the watch ----------------------------------------------------------------------------------------------
+
     def _adapt(self, images: Tensor) -> Prediction:
+        self._watch_gradients()
         if self.behind > 0 and not self.method.frozen:
             self.counters["skipped_updates"] += 1
             return self._predict_only(images)
+        before = self.method.refused.copy()
         try:
             prediction = self.method(images)
         except NotFiniteError:
             self.counters["non_finite_gradients"] += 1
             return self._predict_only(images)
-        if not self._finite():
+        for kind in ("losses", "gradients"):
+            self.counters[f"non_finite_{kind}"] += self.method.refused[kind] - before[kind]
+        if not self.method.state.finite():
             log.warning("%s: a step left weights that are not finite; rolled back", self.method.name)
             self.counters["non_finite_weights"] += 1
             self.rollback()
         return prediction
+
+    def _watch_gradients(self) -> None:
+        """A hook on every optimiser; on those of a copied guard anew, since a copy has none."""
+        for optimizer in self.method.state.optimizers.values():
+            if id(optimizer) not in self._hooked:
+                optimizer.register_step_pre_hook(_refuse_non_finite)
+                self._hooked.add(id(optimizer))
 
     def _predict_only(self, images: Tensor) -> Prediction:
         """As a frozen method would: fresh views, nothing learnt."""
@@ -146,42 +236,55 @@ class Guard:
         finally:
             self.method.frozen = frozen
 
-    def _finite(self) -> bool:
-        tensors = [t for t in self.method.state_dict().values() if t.is_floating_point()]
-        return all(bool(torch.isfinite(t).all()) for t in tensors)
+    def _note(self, images: Tensor, probs: Tensor) -> None:
+        self.judged += 1
+        if self.least_agreement > 0 and self.judged <= self.window:
+            self.anchor.offer(images)
+        self.recent.append(probs)
+        while len(self.recent) > self.window and self._seen() - len(self.recent[0]) >= self.least_images:
+            self.recent.popleft()
 
-    def _look_after(self) -> None:
-        if self.reset_every is not None and self.counters["batches"] % self.reset_every == 0:
-            self.method.restore()
-            self.counters["periodic_resets"] += 1
-            self._forget()
-        elif len(self.recent) == self.recent.maxlen and self._collapsed():
+    def _seen(self) -> int:
+        return sum(len(probs) for probs in self.recent)
+
+    def _look_after(self, broken: bool) -> None:
+        if not self.method.frozen and (broken or self._collapsed()):
             self.counters["collapses"] += 1
             self._answer_collapse()
+        elif self.reset_every is not None and self.since_reset % self.reset_every == 0:
+            self.method.restore()
+            self.counters["periodic_resets"] += 1
+            self.healthy.clear()
+            self._forget()
         else:
             self._remember()
 
     def _remember(self) -> None:
-        now, window = self.counters["batches"], self.recent.maxlen or 1
-        while self.pending and now - self.pending[0][0] >= window:
+        while self.pending and self.judged - self.pending[0][0] >= self.window:
             self.healthy.append(self.pending.popleft())
-            self._thin(now)
-        if now % self.snapshot_every == 0:
-            self.pending.append((now, self.method.state_dict()))
+            self._thin()
+        if self.judged and self.judged % self.snapshot_every == 0 and not self._taken(self.judged):
+            self.pending.append((self.judged, self.method.state_dict()))
 
-    def _thin(self, now: int) -> None:
+    def _taken(self, when: int) -> bool:
+        """A batch that could not be judged does not move the clock."""
+        return bool(self.pending) and self.pending[-1][0] == when
+
+    def _thin(self) -> None:
         """Give up the snapshot whose neighbours lie closest for its age; never the newest."""
         if len(self.healthy) > self.snapshots:
             taken = [0, *(when for when, _ in self.healthy)]
-            gaps = [(taken[i + 1] - taken[i - 1]) / (now - taken[i]) for i in range(1, len(taken) - 1)]
-            del self.healthy[gaps.index(min(gaps)) if gaps else 0]
+            gaps = [(taken[i + 1] - taken[i - 1]) / (self.judged - taken[i]) for i in range(1, len(taken) - 1)]
+            del self.healthy[gaps.index(min(gaps))]
 
     def _forget(self) -> None:
         self.recent.clear()
         self.pending.clear()
 
     def _collapsed(self) -> bool:
-        probs = torch.cat([p.probs for p in self.recent])
+        if len(self.recent) < self.window or self._seen() < self.least_images:
+            return False
+        probs = torch.cat(list(self.recent))
         classes = probs.shape[1]
         if classes == 1:
             return False
@@ -192,12 +295,13 @@ class Guard:
 
     def _answer_collapse(self) -> None:
         log.warning("%s: its answers have collapsed (policy %s)", self.method.name, self.policy)
+        if self.policy == "reset":
+            self.method.reset()
+            self.healthy.clear()
+        elif self.policy in ("rollback", "freeze"):
+            self.rollback()
         if self.policy == "freeze":
             self.method.freeze()
-        elif self.policy == "reset":
-            self.method.reset()
-        elif self.policy == "rollback":
-            self.rollback()
         self._forget()
 
 

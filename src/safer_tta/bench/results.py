@@ -71,7 +71,7 @@ class Results:
             raise StoreError(f"{self.folder} holds no rows yet")
         with duckdb.connect() as database:
             files = str(self.folder / "*.jsonl").replace("'", "''")
-            options = "format='newline_delimited', union_by_name=true, maximum_object_size=67108864"
+            options = "format='newline_delimited', union_by_name=true, maximum_object_size=2097152"
             database.execute(f"create view rows as select * from read_json('{files}', {options})")
             return list(database.execute(sql).fetchall())
 

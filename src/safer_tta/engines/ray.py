@@ -11,7 +11,7 @@ from . import ATTEMPTS, Event, Schedule
 
 
 def carry_out(schedule: Schedule, place: Place, *, workers: int | None = None, address: str | None = None) -> None:
-    """Every task of the schedule. address: of a running cluster; without one, a cluster of `workers` is started here."""
+    """Every task of the schedule. address: of a running cluster; without one, `workers` are started here."""
     try:
         import ray
     except ImportError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar, Self
 
@@ -18,6 +19,16 @@ from .stateful import Stateful, alone
 log = logging.getLogger("safer_tta")
 
 Closure = Callable[[], Tensor | None]
+
+
+class NotFiniteError(RuntimeError):
+    """A gradient that is not finite, found before the optimiser could use it."""
+
+
+def checked_lr(lr: float | None) -> float:
+    if lr is None or not 0 < lr < float("inf"):
+        raise ValueError(f"lr is {lr}; expected a positive learning rate")
+    return lr
 
 
 class Method(Stateful):
@@ -40,6 +51,7 @@ class Method(Stateful):
         self.predictor = predictor
         self.classifier = predictor.classifier
         self.frozen = False
+        self.refused: Counter[str] = Counter()  # losses and gradients that were not learnt from
         self.classifier.eval().requires_grad_(False)
         self.state = State(self.classifier, predictor.generator)
         self.prepare()
@@ -60,9 +72,7 @@ class Method(Stateful):
         raise NotImplementedError
 
     def build_optimizer(self, parameters: list[nn.Parameter], lr: float | None) -> Optimizer:
-        if lr is None or not lr > 0:
-            raise ValueError(f"lr is {lr}; expected a positive learning rate")
-        return Adam(parameters, lr=lr)
+        return Adam(parameters, lr=checked_lr(lr))
 
     def optimise(self, closure: Closure) -> None:
         closure()
@@ -79,11 +89,19 @@ class Method(Stateful):
     def commit(self, images: Tensor, prediction: Prediction) -> None: ...
 
     def learn(self, loss: Callable[[], Tensor | None]) -> None:
-        """One more update, from within commit: `loss` is called once for every gradient that optimise() wants."""
+        """One more update, from within commit: `loss` is called once for every gradient that optimise() wants. An
+        update that cannot be made leaves nothing behind, and what was learnt before it stands."""
+        held = self.state.hold()
         with torch.enable_grad():
             value = loss()
-            if value is not None and self._healthy(value.detach()):
-                self.optimise(self._closure(value, loss))
+            if value is not None and not self._healthy(value.detach()):
+                self.state.put_back(held, generator=False)
+            elif value is not None:
+                try:
+                    self.optimise(self._closure(value, loss))
+                except NotFiniteError:
+                    self.refused["gradients"] += 1
+                    self.state.put_back(held, generator=False)
                 self._forget_gradients()
 
     # --- what a user calls --------------------------------------------------------------------------------------
@@ -139,12 +157,16 @@ class Method(Stateful):
             self.optimise(self._closure(loss, lambda: self.again(images, draw, prediction)))
             self._forget_gradients()
         with torch.no_grad():
-            self.commit(images, prediction.detach())
+            try:
+                self.commit(images, prediction.detach())
+            except NotFiniteError:  # of a second update: it is left out, and what was learnt before it stands
+                self.refused["gradients"] += 1
         return prediction.detach()
 
     def _healthy(self, figure: Tensor) -> bool:
         finite = bool(torch.isfinite(figure))
         if not finite:
+            self.refused["losses"] += 1
             log.warning("%s: the batch gives %s; it is answered but not learnt from", self.name, figure.item())
         return finite
 
@@ -176,8 +198,11 @@ class Method(Stateful):
 
     def _learning(self) -> list[nn.Parameter]:
         parameters = self.classifier.learning(self.updates)
-        if any(p.dtype == torch.float16 for p in parameters):
-            raise ValueError(f"the model is float16, in which {self.name} cannot learn; expected float32 or bfloat16")
+        if any(p.dtype in (torch.float16, torch.bfloat16) for p in parameters):
+            raise ValueError(
+                f"the model is {parameters[0].dtype}, in which the small steps of {self.name} round to nothing; "
+                "expected float32: model.float()"
+            )
         if self.updates == "norm" and not parameters:
             raise ValueError(
                 f"{self.name} updates the scale and shift of normalisation layers and the model has none; "

@@ -19,6 +19,7 @@ from torch import Tensor
 from ..models.norm import use_batch_statistics
 from ..predictors import Prediction, Predictor
 from .base import Method
+from .checks import count, share
 from .losses import cross_entropy
 from .own_views import Seeded, seeded, strong
 from .registry import register
@@ -40,6 +41,8 @@ class CoTTA(Method):
         threshold: float = 0.92,
         versions: int = 32,
     ) -> None:
+        share(keep=keep, restore_rate=restore_rate)
+        count(versions=versions)
         self.keep, self.restore_rate, self.threshold, self.versions = keep, restore_rate, threshold, versions
         super().__init__(predictor, lr=lr)
 
@@ -66,7 +69,9 @@ class CoTTA(Method):
         generator = draw.generator()
         versions = [self.teacher(strong(images, generator), draw.draw).logits for _ in range(self.versions)]
         logits = torch.stack(versions).mean(dim=0)
-        return dataclasses.replace(plain, logits=logits, probs=logits.softmax(dim=1))
+        # The views that the report could show are those of the plain images, which the answer is no longer made of.
+        report = dataclasses.replace(plain.report, view_probs=None)
+        return dataclasses.replace(plain, logits=logits, probs=logits.softmax(dim=1), report=report)
 
     def commit(self, images: Tensor, prediction: Prediction) -> None:
         follow(self.teacher, self.predictor, self.keep)

@@ -20,6 +20,7 @@ from torch import Tensor
 from ..models.norm import use_batch_statistics
 from ..predictors import Prediction, Predictor
 from .base import Method
+from .checks import positive, share
 from .losses import entropy
 from .registry import register
 from .stateful import alone
@@ -40,6 +41,8 @@ class EATA(Method):
         momentum: float = 0.9,
         fisher: float = 2000.0,
     ) -> None:
+        positive(margin=margin)
+        share(momentum=momentum)
         self.margin = margin * math.log(max(2, predictor.classifier.num_classes))
         self.redundancy, self.momentum, self.fisher = redundancy, momentum, fisher
         super().__init__(predictor, lr=lr)

@@ -18,7 +18,7 @@ class ImageMemory:
         self.state = state
         self.columns = ("image", "label", *extra)
         for column in self.columns:
-            state.memory[f"memory_{column}"] = torch.empty(0)
+            state.memory[f"memory_{column}"] = torch.empty(0, device=state.classifier.device)
 
     def __len__(self) -> int:
         return len(self["label"])

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ..predictors import Prediction, Predictor, Report
 from .base import Method
+from .checks import count, positive
 from .losses import marginal_entropy
 from .own_views import Seeded, augmix, seeded
 from .registry import register
@@ -29,8 +30,8 @@ class MEMO(Method):
     cost = "2 x copies + 1 forward, copies backward"
 
     def __init__(self, predictor: Predictor, *, lr: float = 2.5e-4, copies: int = 32) -> None:
-        if copies < 1:
-            raise ValueError(f"copies is {copies}; expected at least 1")
+        positive(lr=lr)
+        count(copies=copies)
         self.lr, self.copies = lr, copies
         super().__init__(predictor)
 
@@ -60,14 +61,15 @@ class MEMO(Method):
     ) -> Prediction:
         with torch.enable_grad():
             copies = augmix(image, self.copies, generator)
-            loss = marginal_entropy(predictor(copies, track=False).logits)
+            loss = marginal_entropy(predictor(copies, predictor.draw(copies), track=False).logits)
             gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
         with torch.no_grad():
             for parameter, gradient in zip(parameters, gradients, strict=True):
                 if gradient is not None:
                     parameter.sub_(self.lr * gradient)
             # In the company of its copies, so that a predictor which compares views over a batch has one to compare.
-            return _first(predictor(torch.cat([image[None], copies]), track=False))
+            company = torch.cat([image[None], copies])
+            return _first(predictor(company, predictor.draw(company), track=False))
 
 
 def _put(parameters: list[torch.nn.Parameter], values: list[Tensor]) -> None:

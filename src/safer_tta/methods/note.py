@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from ..models.norm import running_statistics, successor, use_train_mode
 from ..predictors import Prediction, Predictor
 from .base import Method
+from .checks import count, share
 from .image_memory import ImageMemory
 from .losses import entropy
 from .registry import register
@@ -71,6 +72,8 @@ class NOTE(Method):
     def __init__(
         self, predictor: Predictor, *, lr: float = 1e-4, capacity: int = 64, every: int = 64, momentum: float = 0.01
     ) -> None:
+        count(capacity=capacity, every=every)
+        share(momentum=momentum)
         self.capacity, self.every, self.momentum = capacity, every, momentum
         super().__init__(predictor, lr=lr)
 
@@ -91,7 +94,8 @@ class NOTE(Method):
             self.state.memory["waiting"] = self.state.memory["waiting"] + 1
             if int(self.state.memory["waiting"]) >= self.every:
                 self.state.memory["waiting"] = torch.zeros((), dtype=torch.int64)
-                self.learn(self._memory_loss())
+                if len(self.memory) > 1:  # one image has no statistics to learn with
+                    self.learn(self._memory_loss())
 
     def _remember(self, image: Tensor, label: Tensor) -> None:
         """Prediction-balanced reservoir sampling."""

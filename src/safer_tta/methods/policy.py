@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Generator, Tensor, nn
 
-from ..views.augment import warp
+from ..views.augment import autocontrast, warp
 from ..views.operators import OPERATORS
 
 Operator = Callable[[Tensor, Tensor], Tensor]
@@ -42,11 +42,6 @@ def _rotate(images: Tensor, magnitude: Tensor) -> Tensor:
     return _affine(images, a=angle.cos(), b=-angle.sin(), d=angle.sin(), e=angle.cos())
 
 
-def _autocontrast(images: Tensor, magnitude: Tensor) -> Tensor:
-    low, high = images.amin(dim=(2, 3), keepdim=True), images.amax(dim=(2, 3), keepdim=True)
-    return torch.where(high > low, (images - low) / (high - low).clamp_min(1e-6), images)
-
-
 LIBRARY: dict[str, Operator] = {
     "shear_x": lambda images, m: _affine(images, b=_signed(m, 0.3)),
     "shear_y": lambda images, m: _affine(images, d=_signed(m, 0.3)),
@@ -57,7 +52,7 @@ LIBRARY: dict[str, Operator] = {
     "brightness": _photometric("brightness", 0.1, 1.9),
     "sharpness": _photometric("sharpness", 0.1, 1.9),
     "rotate": _rotate,
-    "autocontrast": _autocontrast,
+    "autocontrast": lambda images, m: autocontrast(images),
     "invert": _fixed("invert"),
     "equalize": _fixed("equalize"),
     "solarize": _photometric("solarize", 0.0, 1.0),

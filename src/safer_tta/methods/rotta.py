@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from ..models.norm import running_statistics, successor, use_train_mode
 from ..predictors import Prediction, Predictor
 from .base import Method
+from .checks import count, share
 from .image_memory import ImageMemory
 from .losses import cross_entropy, entropy
 from .own_views import strong
@@ -63,6 +64,8 @@ class RoTTA(Method):
         momentum: float = 0.05,
         keep: float = 0.999,
     ) -> None:
+        count(capacity=capacity, every=every)
+        share(momentum=momentum, keep=keep)
         self.capacity, self.every, self.momentum, self.keep = capacity, every, momentum, keep
         super().__init__(predictor, lr=lr)
 

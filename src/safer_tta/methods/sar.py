@@ -18,7 +18,8 @@ from torch.optim import SGD, Optimizer
 
 from ..models.norm import use_batch_statistics
 from ..predictors import Prediction, Predictor
-from .base import Closure, Method
+from .base import Closure, Method, checked_lr
+from .checks import positive
 from .losses import entropy
 from .registry import register
 from .sharpness import sharpness_aware_step
@@ -38,6 +39,7 @@ class SAR(Method):
         radius: float = 0.05,
         recovery: float = 0.2,
     ) -> None:
+        positive(margin=margin, radius=radius)
         self.margin = margin * math.log(max(2, predictor.classifier.num_classes))
         self.radius, self.recovery = radius, recovery
         super().__init__(predictor, lr=lr)
@@ -48,8 +50,7 @@ class SAR(Method):
         self.second_loss: Tensor | None = None
 
     def build_optimizer(self, parameters: list[nn.Parameter], lr: float | None) -> Optimizer:
-        assert lr is not None
-        return SGD(parameters, lr=lr, momentum=0.9)
+        return SGD(parameters, lr=checked_lr(lr), momentum=0.9)
 
     def forward(self, images: Tensor, draw: Any) -> tuple[Prediction, Tensor | None]:
         prediction = self.predictor(images, draw)

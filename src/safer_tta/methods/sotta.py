@@ -18,6 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ..models.norm import running_statistics, use_train_mode
 from ..predictors import Prediction, Predictor
 from .base import Closure, Method
+from .checks import count, positive, share
 from .image_memory import ImageMemory
 from .losses import entropy
 from .registry import register
@@ -40,6 +41,9 @@ class SoTTA(Method):
         momentum: float = 0.2,
         radius: float = 0.05,
     ) -> None:
+        count(capacity=capacity, every=every)
+        share(threshold=threshold, momentum=momentum)
+        positive(radius=radius)
         self.threshold, self.capacity, self.every = threshold, capacity, every
         self.momentum, self.radius = momentum, radius
         super().__init__(predictor, lr=lr)
@@ -69,7 +73,7 @@ class SoTTA(Method):
             self.state.memory["waiting"] = self.state.memory["waiting"] + 1
             if int(self.state.memory["waiting"]) >= self.every:
                 self.state.memory["waiting"] = torch.zeros((), dtype=torch.int64)
-                if len(self.memory):
+                if len(self.memory) > 1:  # one image has no statistics to learn with
                     self.learn(self._memory_loss())
 
     def _remember(self, image: Tensor, label: Tensor) -> None:

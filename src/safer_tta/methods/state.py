@@ -73,6 +73,10 @@ class State:
         if generator:
             self.generator.set_state(held[GENERATOR])
 
+    def finite(self) -> bool:
+        """Whether every number of it is."""
+        return all(bool(torch.isfinite(t).all()) for t in self._live().values() if t.is_floating_point())
+
     @property
     def nbytes(self) -> int:
         return sum(tensor.numel() * tensor.element_size() for tensor in self._live().values())

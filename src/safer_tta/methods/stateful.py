@@ -5,6 +5,7 @@ One thread at a time: adapting, predicting and loading take turns, so a method m
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import os
@@ -53,6 +54,10 @@ class Stateful:
 
     def __init__(self) -> None:
         self._lock = _Lock()
+
+    def to_myself(self) -> contextlib.AbstractContextManager[bool]:
+        """Inside, no other thread adapts, predicts or loads."""
+        return self._lock.lock
 
     @alone
     def reset(self) -> None:

@@ -32,6 +32,7 @@ def extended(supports: Mapping[str, Tensor], prediction: Prediction, keep: int) 
         labels = torch.cat([supports["labels"], prediction.labels])
         entropies = torch.cat([supports["entropies"], entropy(prediction.logits.detach())])
         kept = lowest_of_each_class(labels, entropies, keep)
+        kept = kept[entropies[kept].isfinite()]  # an image that cannot be answered supports nothing
         return {"features": features[kept], "labels": labels[kept], "entropies": entropies[kept]}
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from ..predictors import Prediction, Predictor
 from . import supports
 from .base import Method
+from .checks import count
 from .registry import register
 
 
@@ -24,6 +25,7 @@ class T3A(Method):
     cost = "1 forward, 0 backward"
 
     def __init__(self, predictor: Predictor, *, keep: int = 100) -> None:
+        count(keep=keep)
         self.keep = keep
         super().__init__(predictor)
 

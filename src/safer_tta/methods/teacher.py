@@ -14,6 +14,7 @@ def make_teacher(predictor: Predictor, state: State) -> Predictor:
     """The predictor over a copy of its classifier; the copy's tensors are declared as state."""
     classifier = copy.deepcopy(predictor.classifier).requires_grad_(False)
     state.models["teacher"] = classifier.model
+    state.constants["teacher"] = classifier  # its mean and std follow to a device too
     teacher = predictor.over(classifier)
     teacher.validate = False  # what it sees was checked when it arrived
     return teacher

@@ -26,6 +26,7 @@ from torch.optim import Adam
 from ..models.norm import use_train_mode
 from ..predictors import Prediction, Predictor
 from .base import Method
+from .checks import count, positive, share
 from .losses import entropy, marginal_entropy
 from .own_views import Seeded, easy, seeded
 from .policy import Policy
@@ -52,6 +53,9 @@ class TeSLA(Method):
         neighbours: int = 10,
         policy_lr: float = 0.1,
     ) -> None:
+        count(easy_views=easy_views, queue=queue, neighbours=neighbours)
+        share(keep=keep)
+        positive(policy_lr=policy_lr)
         self.keep, self.easy_views, self.queue = keep, easy_views, queue
         self.neighbours, self.policy_lr = neighbours, policy_lr
         super().__init__(predictor, lr=lr)

@@ -21,6 +21,7 @@ from ..models.norm import use_train_mode
 from ..predictors import Prediction, Predictor
 from . import supports
 from .base import Method
+from .checks import count
 from .registry import register
 
 
@@ -30,6 +31,7 @@ class TSD(Method):
     cost = "1 forward, 1 backward"
 
     def __init__(self, predictor: Predictor, *, lr: float = 1e-4, keep: int = 100, released: bool = False) -> None:
+        count(keep=keep)
         self.keep, self.released = keep, released
         super().__init__(predictor, lr=lr)
 

@@ -27,14 +27,7 @@ class MedBN(nn.Module):
     def __init__(self, norm: _BatchNorm) -> None:
         super().__init__()
         self.weight, self.bias, self.eps = norm.weight, norm.bias, norm.eps
-        # timm's batch norm has a drop-out and an activation of its own behind it
-        behind = [getattr(norm, name, None) for name in ("drop", "act")]
-        self.behind = nn.Sequential(*(module for module in behind if isinstance(module, nn.Module)))
-        if type(norm) not in _PLAIN and not len(self.behind):
-            raise ValueError(
-                f"{type(norm).__name__} is a batch norm with a forward of its own, for which MedBN cannot stand in; "
-                "expected nn.BatchNorm1d, 2d or 3d"
-            )
+        self.behind = nn.Sequential(*_behind(norm))
 
     @classmethod
     def like(cls, norm: nn.Module) -> nn.Module:
@@ -54,6 +47,17 @@ class MedBN(nn.Module):
         return self.behind(out)  # type: ignore[no-any-return]
 
 
+def _behind(norm: nn.Module) -> list[nn.Module]:
+    """What a batch norm does after normalising: timm's has a drop-out and an activation of its own."""
+    behind = [m for m in (getattr(norm, name, None) for name in ("drop", "act")) if isinstance(m, nn.Module)]
+    if type(norm) not in _PLAIN and not behind:
+        raise ValueError(
+            f"{type(norm).__name__} is a batch norm with a forward of its own, for which no other can stand in; "
+            "expected nn.BatchNorm1d, 2d or 3d"
+        )
+    return behind
+
+
 _PLAIN = {nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm}
 N = TypeVar("N", bound=nn.BatchNorm2d)
 
@@ -62,9 +66,13 @@ def successor(kind: type[N], norm: nn.Module, momentum: float) -> nn.Module:
     """A layer of another kind with the parameters and statistics of a 2-d batch norm; other layers stay as they are."""
     if not isinstance(norm, nn.BatchNorm2d):
         return norm
+    if norm.running_mean is None or norm.running_var is None:
+        raise ValueError("a batch norm has no running statistics to start from; expected track_running_stats=True")
+    behind = _behind(norm)
     new = kind(norm.num_features, eps=norm.eps, momentum=momentum, affine=norm.affine)
-    new.load_state_dict(norm.state_dict())
-    return new.to(norm.running_mean.device, norm.running_mean.dtype).eval()  # type: ignore[union-attr]
+    new.load_state_dict({name: tensor for name, tensor in norm.state_dict().items() if "." not in name})
+    new = new.to(norm.running_mean.device, norm.running_mean.dtype).eval()
+    return nn.Sequential(new, *behind) if behind else new
 
 
 NORMS = (_BatchNorm, _InstanceNorm, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, MedBN)

@@ -62,3 +62,9 @@ def turn_hue(images: Tensor, turns: Tensor) -> Tensor:
 def sometimes_grey(images: Tensor, generator: Generator, *, chance: float) -> Tensor:
     chosen = (torch.rand(len(images), generator=generator) < chance).to(images.device).view(-1, 1, 1, 1)
     return torch.where(chosen, grey(images), images)
+
+
+def autocontrast(images: Tensor) -> Tensor:
+    """Every channel of every image stretched to the whole range."""
+    low, high = images.amin(dim=(2, 3), keepdim=True), images.amax(dim=(2, 3), keepdim=True)
+    return torch.where(high > low, (images - low) / (high - low).clamp_min(1e-6), images)

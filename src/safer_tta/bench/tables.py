@@ -1,0 +1,215 @@
+"""Tables of a plan: mean ± standard deviation over seeds, best bold and second underlined, beside the paper's."""
+
+from __future__ import annotations
+
+import csv
+import io
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .plan import Cell, Grid, Plan
+from .published import AVERAGE, Published, published
+from .results import Row
+
+Found = tuple[Cell, Row]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One figure of a table, over seeds; None where no run is done."""
+
+    mean: float | None = None
+    std: float | None = None
+    count: int = 0
+    paper: Published | None = None
+
+
+@dataclass(frozen=True)
+class Column:
+    target: str
+    rate: float
+    varied: tuple[tuple[str, Any], ...] = ()
+
+    def label(self, several: bool) -> str:
+        """What a reader needs to tell it from the others."""
+        settings = [f"{place.rpartition('.')[2]} {value}" for place, value in self.varied]
+        return ", ".join([*([self.target] if several else []), *settings, f"{self.rate:g} %"])
+
+
+@dataclass(frozen=True)
+class Table:
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, tuple[Entry, ...]], ...]
+
+    @property
+    def compared(self) -> bool:
+        return any(entry.paper for _, entries in self.rows for entry in entries)
+
+    def ranks(self) -> list[tuple[float | None, float | None]]:
+        """The best and the second best mean of every column, as far as they can be told apart in print."""
+        ranked: list[tuple[float | None, float | None]] = []
+        for entries in zip(*(entries for _, entries in self.rows), strict=True):
+            means = sorted({round(e.mean, 2) for e in entries if e.mean is not None}, reverse=True)
+            best, second, *_ = [*means, None, None]
+            ranked.append((best, second) if len(self.rows) > 1 else (None, None))
+        return ranked
+
+
+def tables(plan: Plan, found: Sequence[Found], dataset: str) -> list[Table]:
+    """One table for every grid of a plan."""
+    return [
+        _table(plan, grid, [(cell, row) for cell, row in found if cell.grid == number], dataset)
+        for number, grid in enumerate(plan.grids)
+    ]
+
+
+def _table(plan: Plan, grid: Grid, found: Sequence[Found], dataset: str) -> Table:
+    columns = _columns(grid, found)
+    several = len({column.target for column in columns}) > 1
+    rows = []
+    for label in dict.fromkeys(row.label for row in grid.rows):
+        mine = [(cell, row) for cell, row in found if cell.row.label == label]
+        chosen = _best(grid, mine)
+        entries = tuple(_entry(grid, column, label, chosen, dataset) for column in columns)
+        shown = label if not grid.best_of or not chosen else f"{label} [{_setting(grid, chosen[0][0])}]"
+        rows.append((shown, entries))
+    return Table(grid.title or plan.title, tuple(c.label(several) for c in columns), tuple(rows))
+
+
+def _columns(grid: Grid, found: Sequence[Found]) -> list[Column]:
+    columns = list(dict.fromkeys(_column(grid, cell) for cell, _ in found))
+    columns.sort(key=lambda column: column.rate)  # stable: targets and settings stay in the plan's order
+    if len({column.target for column in columns}) > 1:
+        averages = dict.fromkeys(Column(AVERAGE, column.rate, column.varied) for column in columns)
+        columns = sorted([*columns, *averages], key=lambda column: column.rate)
+    return columns
+
+
+def _column(grid: Grid, cell: Cell) -> Column:
+    shown = tuple((place, value) for place, value in cell.varied.items() if place not in grid.best_of)
+    return Column(cell.target, cell.attack_rate, shown)
+
+
+def _entry(grid: Grid, column: Column, label: str, found: Sequence[Found], dataset: str) -> Entry:
+    mine = [
+        (cell, row)
+        for cell, row in found
+        if (cell.attack_rate, _column(grid, cell).varied) == (column.rate, column.varied)
+        and column.target in (AVERAGE, cell.target)
+    ]
+    paper = published(grid.paper, dataset, column.target, label, dict(column.varied), column.rate)
+    per_seed: dict[int, list[float]] = {}
+    for cell, row in mine:
+        per_seed.setdefault(cell.seed, []).append(row["accuracy"])
+    if not per_seed:
+        return Entry(paper=paper)
+    # An average over targets is one only where every target has its run.
+    whole = max(len(values) for values in per_seed.values())
+    means = [statistics.mean(values) for values in per_seed.values() if len(values) == whole]
+    spread = statistics.stdev(means) if len(means) > 1 else None
+    return Entry(statistics.mean(means), spread, len(means), paper)
+
+
+def _best(grid: Grid, found: Sequence[Found]) -> Sequence[Found]:
+    """Of the settings in `best_of`, those runs whose mean accuracy over everything else is highest."""
+    if not grid.best_of or not found:
+        return found
+    settings: dict[str, list[Found]] = {}
+    for cell, row in found:
+        settings.setdefault(_setting(grid, cell), []).append((cell, row))
+    return max(settings.values(), key=lambda runs: statistics.mean(row["accuracy"] for _, row in runs))
+
+
+def _setting(grid: Grid, cell: Cell) -> str:
+    return ", ".join(f"{place.rpartition('.')[2]} {cell.varied[place]}" for place in grid.best_of)
+
+
+# --- writing them down ----------------------------------------------------------------------------------------------
+
+
+def markdown(table: Table) -> str:
+    body = []
+    for label, entries in table.rows:
+        cells = [_marked(e, rank, "**{}**", "<u>{}</u>") for e, rank in zip(entries, table.ranks(), strict=True)]
+        body.append([label, *cells])
+    return _grid(["accuracy, %", *table.columns], body)
+
+
+def latex(table: Table) -> str:
+    """A tabular for booktabs."""
+    lines = [
+        rf"\begin{{tabular}}{{l{'r' * len(table.columns)}}}",
+        r"\toprule",
+        " & ".join(["Method", *map(_escaped, table.columns)]) + r" \\",
+        r"\midrule",
+    ]
+    for label, entries in table.rows:
+        cells = [
+            _marked(e, rank, r"\textbf{{{}}}", r"\underline{{{}}}", r" $\pm$ ")
+            for e, rank in zip(entries, table.ranks(), strict=True)
+        ]
+        lines.append(" & ".join([_escaped(label), *cells]) + r" \\")
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
+
+
+def comma_separated(table: Table) -> str:
+    """One line a figure: for spreadsheets and other programs."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["table", "row", "column", "mean", "std", "seeds", "paper_mean", "paper_std"])
+    for label, entries in table.rows:
+        for column, e in zip(table.columns, entries, strict=True):
+            paper = (e.paper.mean, e.paper.std) if e.paper else (None, None)
+            writer.writerow([table.title, label, column, e.mean, e.std, e.count, *paper])
+    return text.getvalue()
+
+
+def beside_the_paper(table: Table) -> str:
+    """Ours, the paper's and the difference, for every figure that was published."""
+    body = [
+        [label, column, _plain(e), f"{e.paper.mean:.1f}", "–" if e.mean is None else f"{e.mean - e.paper.mean:+.1f}"]
+        for label, entries in table.rows
+        for column, e in zip(table.columns, entries, strict=True)
+        if e.paper
+    ]
+    return _grid(["row", "column", "ours", "paper", "difference"], body)
+
+
+def cost(found: Iterable[Found]) -> list[tuple[str, Mapping[str, float]]]:
+    """What the rows cost: medians over all runs of a label and setting."""
+    runs: dict[str, list[Row]] = {}
+    for cell, row in found:
+        settings = [f"{place.rpartition('.')[2]} {value}" for place, value in cell.varied.items()]
+        runs.setdefault(", ".join([cell.row.label, *settings]), []).append(row)
+    keys = ("ms_per_step", "images_per_s", "peak_mb")
+    return [(label, {key: statistics.median(row[key] for row in rows) for key in keys}) for label, rows in runs.items()]
+
+
+def _grid(header: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+    lines = [f"| {' | '.join(header)} |", "|---" * len(header) + "|"]
+    return "\n".join([*lines, *(f"| {' | '.join(line)} |" for line in body)]) + "\n"
+
+
+def _plain(entry: Entry, between: str = " ± ") -> str:
+    if entry.mean is None:
+        return "–"
+    return f"{entry.mean:.1f}" + ("" if entry.std is None else f"{between}{entry.std:.1f}")
+
+
+def _marked(
+    entry: Entry, rank: tuple[float | None, float | None], bold: str, underlined: str, between: str = " ± "
+) -> str:
+    text = _plain(entry, between)
+    if entry.mean is None:
+        return text
+    place = round(entry.mean, 2)
+    return bold.format(text) if place == rank[0] else underlined.format(text) if place == rank[1] else text
+
+
+def _escaped(text: str) -> str:
+    for sign in "&%#_":
+        text = text.replace(sign, f"\\{sign}")
+    return text
