@@ -211,6 +211,81 @@ def run(
     _result(row, as_json, ["accuracy", "accuracy_attacked", "accuracy_clean", "nll", "ece", "ms_per_step", "run"])
 
 
+@app.command("bench")
+def bench(
+    context: typer.Context,
+    what: Annotated[
+        str, typer.Argument(help="A plan's name or its TOML file; or `list`, `status PLAN`, `tasks FILE`.")
+    ],
+    of: Annotated[str | None, typer.Argument(help="The plan or file that `status` and `tasks` are asked of.")] = None,
+    data: Data = "synthetic",
+    seeds: Annotated[int, typer.Option(help="How many; results are means over them.")] = 3,
+    target: Annotated[list[str] | None, typer.Option(help="Only this domain; may be given again.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Tiny models and streams, to see everything work.")] = False,
+    images: Annotated[int | None, typer.Option(help="Images in a stream (default: all; 512 of synthetic).")] = None,
+    architecture: Architecture = None,
+    weights: Weights = None,
+    steps: Steps = None,
+    side: Side = 224,
+    store: Store = Path("bench"),
+    device: Device = "cpu",
+    engine: Annotated[str, typer.Option(help="local: processes of this machine; ray: a cluster.")] = "local",
+    workers: Annotated[int | None, typer.Option(help="Tasks at once (default: one for each core or GPU).")] = None,
+    address: Annotated[str | None, typer.Option(help="Of a running Ray cluster.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the runs and about how long they take.")] = False,
+    tasks: Annotated[
+        Path | None, typer.Option(help="Write the tasks to this file instead, for `safer bench tasks` elsewhere.")
+    ] = None,
+    sink: Annotated[list[str] | None, typer.Option(help="Send rows there too: tensorboard, mlflow.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run a study of the paper, or your own plan: rows, tables, figures and a page. The same command goes on after a
+    stop, and only makes what is not there yet."""
+    from .bench.tasks import COUNT, QUICK_COUNT, Place, read_tasks, write_tasks
+
+    if what == "list":
+        return _list_plans(as_json)
+    if what in ("status", "tasks") and of is None:
+        raise typer.BadParameter(f"`safer bench {what}` needs a plan or file after it")
+    place = Place(store, data, side, QUICK_COUNT if quick else COUNT, weights=weights, device=device)
+    options = {"workers": workers, **({"address": address} if engine == "ray" else {})}
+    if what == "tasks":
+        return _carry_out(read_tasks(Path(str(of))), place, engine, options, sink or [], as_json)
+    from .bench.publish import publish
+    from .bench.study import estimate, prepare, states
+
+    command = "safer " + " ".join(sys.argv[1:])
+    name = str(of) if what == "status" else what
+    study = prepare(
+        name, place, seeds=seeds, targets=target or (), quick=quick, images=images, steps=steps,
+        architecture=architecture, command=command,
+    )  # fmt: skip
+    if tasks is not None:
+        write_tasks(tasks, study.tasks)
+        return _result({"tasks": len(study.tasks), "file": str(tasks)}, as_json)
+    counted = states(study, place)
+    if dry_run or what == "status":
+        shown: dict[str, Any] = {**counted, "runs": len(set(study.runs)), "tasks": len(study.tasks)}
+        if dry_run:
+            for task in study.tasks if not as_json else ():
+                typer.echo(f"{'done' if task.done(place) else 'open':5} {task.kind:10} {task.label}")
+            shown["seconds_on_one_worker"] = estimate(study, place)
+        return _result(shown, as_json)
+    failed: dict[str, str] = {}
+    try:
+        failed = _execute(study.tasks, place, engine, options, sink or [])
+    finally:
+        page = publish(study, place, failed)
+    if as_json:
+        _result({"page": str(page), "failed": failed, **states(study, place)}, True)
+    else:
+        typer.echo((page.parent / "tables.md").read_text())
+        typer.echo(f"page: {page}")
+    if failed:
+        raise typer.Exit(1)
+    return None
+
+
 @app.command("demo")
 def demo(
     folder: Annotated[Path, typer.Option(help="Where models, rows and the page go.")] = Path("demo"),
@@ -286,6 +361,44 @@ def data_check(
 
 
 # --- what the commands share ----------------------------------------------------------------------------------------
+
+
+def _list_plans(as_json: bool) -> None:
+    from .bench.plan import shipped
+
+    plans = shipped()
+    if as_json:
+        return _result({name: {"title": plan.title, "about": plan.about} for name, plan in plans.items()}, True)
+    for name, plan in plans.items():
+        typer.echo(f"{name:17} {plan.title}" + (f"\n{'':17} {plan.about}" if plan.about else ""))
+    return None
+
+
+def _carry_out(
+    tasks: list[Any], place: Any, engine: str, options: dict[str, Any], sinks: list[str], as_json: bool
+) -> None:
+    failed = _execute(tasks, place, engine, options, sinks)
+    _result({"done": sum(task.done(place) for task in tasks), "tasks": len(tasks), "failed": failed}, as_json)
+    if failed:
+        raise typer.Exit(1)
+
+
+def _execute(tasks: Any, place: Any, engine: str, options: dict[str, Any], sinks: list[str]) -> dict[str, str]:
+    """Carry tasks out with live progress; rows also to the sinks. {label: why} of what failed."""
+    from .bench.sinks import create
+    from .engines import Event, execute
+    from .engines.live import Live
+
+    targets = [create(name, place.store) for name in sinks]
+    with Live(tasks, place) as live:
+
+        def report(event: Event) -> None:
+            live(event)
+            if event.what == "finished" and event.task.kind == "run":
+                for send in targets:
+                    send(event.task.label, place.results.row(event.task.name))
+
+        return execute(engine, tasks, place, report, **options)
 
 
 def _dataset(data: str, side: int, target: str, *, others: bool) -> Any:

@@ -8,15 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-
-from .api import adapt
 from .bench import figures, report
+from .bench.figures import Curve
+from .bench.qualitative import one_attacked_image
 from .bench.run import Run, Setting, perform, rolling
-from .data import ArrayStore, Domain, Stream, StreamSpec, excerpt, open_dataset
+from .data import ArrayStore, StreamSpec, excerpt, open_dataset
 from .data.store import digest_file
-from .models import Classifier
 from .progress import Tick, progress
 from .tensorfile import atomic_write
 from .training import THREAT, attacked_copies, source_recipe, surrogate_recipe, train_source, train_surrogate
@@ -79,7 +76,7 @@ def run_demo(folder: Path, *, target: str = "sketch", seed: int = 0) -> Demo:
         file.writelines(json.dumps(row, sort_keys=True).encode() + b"\n" for row in rows.values())
     clean, fooled = (accuracy(surrogate, images, domain.labels) for images in (domain.images, attacked))
     found = Demo(rows, (clean, fooled), folder / "report.html")
-    shown = _one_attacked_image(source, domain, attacked, seed)
+    shown = one_attacked_image(source, domain, attacked, seed)
     with atomic_write(found.page) as file:
         file.write(_page(found, target, shown).encode())
     return found
@@ -96,72 +93,12 @@ def _rows(setting: Setting, folder: Path, seed: int, tick: Tick) -> dict[tuple[s
     return rows
 
 
-def _one_attacked_image(
-    source: Classifier, domain: Domain, attacked: np.ndarray[Any, Any], seed: int
-) -> list[report.View]:
-    """An image whose attacked original is misread and whose pooled views are not, after a few adapted batches."""
-    method = adapt(source, "tent", seed=seed)
-    stream = Stream([domain], StreamSpec(attack_rate=100, seed=seed), [attacked])
-    candidates = []
-    for number, batch in enumerate(stream):
-        draw = method.predictor.draw(batch.images)
-        prediction = method.predictor(batch.images, draw, track=False).detach()
-        report_on = prediction.report
-        assert report_on.view_probs is not None  # SAFER always reports both
-        assert report_on.dropped is not None
-        saved = (prediction.labels == batch.labels) & (report_on.view_probs[0].argmax(dim=1) != batch.labels)
-        if number and int(report_on.dropped) == 0 and saved.any():
-            index = int((saved * prediction.probs.amax(dim=1)).argmax())
-            candidates.append((float(prediction.probs[index].amax()), number, index, batch, draw, prediction))
-        method(batch.images)
-    if not candidates:
-        return []
-    _, number, index, batch, draw, prediction = max(candidates, key=lambda c: c[0])
-    place = number * stream.spec.batch + index
-    original = domain.images[stream.order[place, 1]]
-    return _views(original, source, batch, index, draw, prediction, domain.classes)
-
-
-def _views(
-    original: np.ndarray[Any, Any],
-    source: Classifier,
-    batch: Any,
-    index: int,
-    draw: Any,
-    prediction: Any,
-    classes: tuple[str, ...],
-) -> list[report.View]:
-    label, said = int(batch.labels[index]), prediction.report
-    with torch.no_grad():
-        clean = source(torch.from_numpy(np.array(original))[None].float() / 255)[1].softmax(1)[0]
-    answer = int(clean.argmax())
-    shown = [report.View(original, f"clean: {classes[label]}", classes[answer], float(clean[answer]), answer == label)]
-    pictures = (draw.views(batch.images.float() / 255)[:, index] * 255).round().byte().numpy()
-    for view, picture in enumerate(pictures):
-        probs = said.view_probs[view, index]
-        answer = int(probs.argmax())
-        shown.append(
-            report.View(
-                picture,
-                "attacked original" if view == 0 else f"view {view}",
-                classes[answer],
-                float(probs[answer]),
-                answer == label,
-                reliability=float(said.reliability[view]),
-                weight=float(said.weights[view, index]),
-                dropped=int(said.dropped) == view,
-                operators=said.pipelines[view - 1] if view else (),
-            )
-        )
-    return shown
-
-
 def _page(found: Demo, target: str, shown: list[report.View]) -> str:
-    by_rate = {row.label: (list(RATES), [found.rows[row.label, rate]["accuracy"] for rate in RATES]) for row in ROWS}
+    by_rate = {row.label: Curve(RATES, [found.rows[row.label, rate]["accuracy"] for rate in RATES]) for row in ROWS}
     over_time = {}
     for row in ROWS:
         curve = rolling(found.rows[row.label, 100]["batch_accuracy"], ROLLING)
-        over_time[row.label] = (list(range(1, len(curve) + 1)), curve)
+        over_time[row.label] = Curve(list(range(1, len(curve) + 1)), curve)
     clean, fooled = found.surrogate
     return report.page(
         "safer-tta: adapting under attack",
@@ -177,9 +114,9 @@ def _page(found: Demo, target: str, shown: list[report.View]) -> str:
         report.section(
             "How it falls, and how it goes on",
             report.charts(
-                (figures.lines(by_rate, x="attacked, % of each batch", title="against the attack rate"), "by rate"),
+                (figures.lines(by_rate, x="attacked, % of each batch", title="against the attack rate").svg, "by rate"),
                 (
-                    figures.lines(over_time, x="batch", title=f"all attacked, mean of {ROLLING} batches"),
+                    figures.lines(over_time, x="batch", title=f"all attacked, mean of {ROLLING} batches").svg,
                     "over the stream",
                 ),
             ),

@@ -104,7 +104,9 @@ class _Builder:
                 "seed": self.cell.seed,
             },
         }
-        label = f"{row.label} on {self.cell.target}, {self.cell.attack_rate:g} %, seed {self.cell.seed}"
+        settings = [f"{place.rpartition('.')[2]} {value}" for place, value in self.cell.varied.items()]
+        where = f"on {self.cell.target}, {self.cell.attack_rate:g} %, seed {self.cell.seed}"
+        label = ", ".join([f"{row.label} {where}", *settings])
         needs = tuple(task.name for task in before)
         run = Task("run", label, definition, needs, self._run_passes(row, (images or 2000) * len(targets)))
         return [*before, run]

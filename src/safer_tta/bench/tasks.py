@@ -12,12 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..data import ArrayStore, Dataset, Domain, StreamSpec, excerpt, open_dataset
+from ..data import ArrayStore, Dataset, Domain, StoreError, StreamSpec, excerpt, open_dataset
 from ..data.store import digest, digest_file, locked, read_json, write_json
 from ..training import Recipe, attacked_copies, load, train_source, train_surrogate
 from ..training.trainer import accuracy
 from .results import Results
 from .run import Run, Setting, Tick, perform
+
+FORMAT = "safer-tta.tasks"
+COUNT, QUICK_COUNT = 1400, 140  # images of each embedded domain, and for quick sizes
 
 
 @dataclass(frozen=True)
@@ -27,7 +30,7 @@ class Place:
     store: Path
     data: str = "synthetic"
     side: int = 224
-    count: int = 1400
+    count: int = COUNT
     cache: Path | None = None
     weights: str | None = None
     device: str = "cpu"
@@ -131,7 +134,7 @@ def _do_attacked(task: Task, place: Place, tick: Tick) -> None:
 def _do_run(task: Task, place: Place, tick: Tick) -> None:
     what, spec = task.definition, task.definition["stream"]
     attack = what["attack"]
-    domains, attacked, eot = _stream_of(what, place)
+    domains, attacked, eot = stream_of(what, place)
     run = Run(
         method=what["method"],
         predictor=what["predictor"],
@@ -146,7 +149,7 @@ def _do_run(task: Task, place: Place, tick: Tick) -> None:
     perform(run, setting, place.results.folder, defined_by=what, tick=tick)
 
 
-def _stream_of(what: Mapping[str, Any], place: Place) -> tuple[Any, Any, Any]:
+def stream_of(what: Mapping[str, Any], place: Place) -> tuple[Any, Any, Any]:
     """(domains, their attacked copies, the live attack): what a run is made on."""
     attack, seed = what["attack"], what["stream"]["seed"]
     if attack is not None and "copies" in attack:
@@ -189,3 +192,18 @@ def surrogate_facts(tasks: Sequence[Task], place: Place) -> list[dict[str, Any]]
 
 
 KINDS = {"source": _do_source, "surrogate": _do_surrogate, "attacked": _do_attacked, "run": _do_run}
+
+
+# --- tasks that travel, to a machine that has torch and little else -------------------------------------------------
+
+
+def write_tasks(path: Path, tasks: Sequence[Task]) -> None:
+    content = [[t.kind, t.label, t.definition, t.needs, t.passes] for t in tasks]
+    write_json(path, {"format": FORMAT, "tasks": content})
+
+
+def read_tasks(path: Path) -> list[Task]:
+    content = read_json(path)
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise StoreError(f"{path} holds no tasks; expected a file that `safer bench PLAN --tasks FILE` wrote")
+    return [Task(kind, label, what, tuple(needs), passes) for kind, label, what, needs, passes in content["tasks"]]

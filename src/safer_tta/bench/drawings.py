@@ -1,0 +1,103 @@
+"""Which figure a grid of a plan becomes."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from .figures import Curve, Drawing, bars, heatmaps, lines
+from .plan import Grid, Plan
+from .tables import Found, Table
+
+X_NAMES = {
+    "views": "augmented views N",
+    "max_operators": "operators per view, at most",
+    "eps": "budget ε, of 255",
+    "draws": "draws of the views per attack step, K",
+    "batch": "images in a batch",
+    "tau": "threshold τ",
+    "kappa": "slope κ",
+    "alpha_attacked": "α of attacked images",
+    "alpha_clean": "α of clean images",
+}
+
+
+def drawing(plan: Plan, number: int, found: Sequence[Found], table: Table) -> Drawing | None:
+    """The figure of a grid, or none where it has none or no run is done."""
+    grid = plan.grids[number]
+    mine = [(cell, row) for cell, row in found if cell.grid == number]
+    if not mine or grid.figure not in KINDS:
+        return None
+    return KINDS[grid.figure](plan, grid, mine, table)
+
+
+def _bars(plan: Plan, grid: Grid, found: Sequence[Found], table: Table) -> Drawing:
+    """Rows by rate: of several targets their average."""
+    several = len({cell.target for cell, _ in found}) > 1
+    columns = [i for i, name in enumerate(table.columns) if not several or name.startswith("average")]
+    names = [table.columns[i].removeprefix("average, ") for i in columns]
+    groups = [label for label, _ in table.rows]
+    series = {name: [entries[i].mean for _, entries in table.rows] for i, name in zip(columns, names, strict=True)}
+    spread = {name: [entries[i].std for _, entries in table.rows] for i, name in zip(columns, names, strict=True)}
+    return bars(groups, series, spread=spread, title=table.title)
+
+
+def _lines(plan: Plan, grid: Grid, found: Sequence[Found], table: Table) -> Drawing:
+    """Accuracy over what the grid varies, one curve for each row and rate; or over the rate itself."""
+    place = next(iter(grid.vary), None)
+    name = "attack_rate" if place is None else place.rpartition(".")[2]
+    curves: dict[str, list[Found]] = {}
+    for cell, row in found:
+        rate = f", {cell.attack_rate:g} %" if place and len({c.attack_rate for c, _ in found}) > 1 else ""
+        curves.setdefault(f"{cell.row.label}{rate}", []).append((cell, row))
+    drawn = {label: _curve(runs, place, "accuracy") for label, runs in curves.items()}
+    second = None
+    if name == "views":
+        second = ("ms per step", {"step time": _curve(found, place, "ms_per_step")})
+    title = table.title if table.title != name else ""
+    x = X_NAMES.get(name, "attacked, % of each batch")
+    return lines(drawn, x=x, title=title, second=second, logarithmic=name == "batch")
+
+
+def _curve(runs: Sequence[Found], place: str | None, figure: str) -> Curve:
+    values: dict[float, list[float]] = {}
+    for cell, row in runs:
+        x = cell.attack_rate if place is None else float(cell.varied[place])
+        values.setdefault(x, []).append(row[figure])
+    order = sorted(values)
+    spread = [statistics.stdev(values[x]) if len(values[x]) > 1 else 0.0 for x in order]
+    return Curve(order, [statistics.mean(values[x]) for x in order], spread if any(spread) else None)
+
+
+def _rolling(plan: Plan, grid: Grid, found: Sequence[Found], table: Table) -> Drawing:
+    """Accuracy of the last batches over the stream, at the highest rate; the mean over seeds."""
+    rate = max(cell.attack_rate for cell, _ in found)
+    curves: dict[str, list[list[float]]] = {}
+    for cell, row in found:
+        if cell.attack_rate == rate:
+            curves.setdefault(cell.row.label, []).append(row["rolling"])
+    drawn = {}
+    for label, runs in curves.items():
+        length = min(map(len, runs))
+        means = [statistics.mean(run[i] for run in runs) for i in range(length)]
+        drawn[label] = Curve(list(range(1, length + 1)), means)
+    return lines(drawn, x="batch", y="accuracy of the last 16 batches, %", title=f"{table.title}, {rate:g} % attacked")
+
+
+def _heatmap(plan: Plan, grid: Grid, found: Sequence[Found], table: Table) -> Drawing:
+    """Two varied places against each other, a panel for each rate."""
+    first, second = list(grid.vary)[:2]
+    values: dict[tuple[float, Any, Any], list[float]] = {}
+    for cell, row in found:
+        values.setdefault((cell.attack_rate, cell.varied[first], cell.varied[second]), []).append(row["accuracy"])
+    down, across = (sorted({key[i] for key in values}) for i in (1, 2))
+    panels = {}
+    for rate in sorted({key[0] for key in values}):
+        cells = [[values.get((rate, a, b)) for b in across] for a in down]
+        panels[f"{rate:g} % attacked"] = [[None if c is None else statistics.mean(c) for c in line] for line in cells]
+    names = [X_NAMES.get(place.rpartition(".")[2], place) for place in (first, second)]
+    return heatmaps(panels, across=(names[1], across), down=(names[0], down))
+
+
+KINDS = {"bars": _bars, "lines": _lines, "rolling": _rolling, "heatmap": _heatmap}

@@ -1,0 +1,198 @@
+"""What a plan leaves behind for people: tables, figures and one page, made from rows and nothing else."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..data import StoreError
+from ..tensorfile import atomic_write
+from ..training import load
+from . import report, tables
+from .drawings import drawing
+from .figures import Drawing
+from .plan import Cell, Plan
+from .qualitative import one_attacked_image
+from .tables import Entry, Found, Table
+from .tasks import Place, Task, stream_of, surrogate_facts
+
+
+@dataclass(frozen=True)
+class Study:
+    """A plan on a dataset: its cells, the tasks they take, and the names of their runs, cell by cell."""
+
+    name: str
+    plan: Plan
+    dataset: str
+    cells: Sequence[Cell]
+    tasks: Sequence[Task]
+    runs: Sequence[str]
+    command: str = ""
+
+    def found(self, place: Place) -> tuple[list[Found], list[str]]:
+        """The rows that are there with the cells they belong to, and what is wrong with those that cannot be read."""
+        found, problems = [], []
+        for cell, name in zip(self.cells, self.runs, strict=True):
+            try:
+                if place.results.state(name) == "done":
+                    found.append((cell, place.results.row(name)))
+            except StoreError as error:
+                problems.append(str(error))
+        return found, list(dict.fromkeys(problems))
+
+
+def publish(study: Study, place: Place, failed: Mapping[str, str] = {}) -> Path:
+    """Write tables (Markdown, LaTeX, CSV), figures (SVG, PNG), rows and the page; return where the page is."""
+    folder = place.store / "reports" / study.name
+    folder.mkdir(parents=True, exist_ok=True)
+    found, problems = study.found(place)
+    made = tables.tables(study.plan, found, study.dataset)
+    drawings = [drawing(study.plan, number, found, table) for number, table in enumerate(made)]
+    _write(folder / "rows.jsonl", "".join(json.dumps(row, sort_keys=True) + "\n" for row in _distinct(found)))
+    _write(folder / "tables.md", _markdown(study, made))
+    _write(folder / "tables.tex", "\n".join(tables.latex(table) for table in made))
+    _write(folder / "tables.csv", "".join(tables.comma_separated(table) for table in made))
+    for number, drawn in enumerate(drawings):
+        if drawn is not None:
+            _write(folder / f"figure-{number}.svg", drawn.svg)
+            _write(folder / f"figure-{number}.png", drawn.png)
+    shown = _pictures(study, place)
+    page = _page(study, place, found, made, drawings, shown, {**failed, **dict.fromkeys(problems, "damaged row")})
+    _write(folder / "report.html", page)
+    return folder / "report.html"
+
+
+def _write(path: Path, content: str | bytes) -> None:
+    with atomic_write(path) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+
+
+def _distinct(found: Sequence[Found]) -> list[dict[str, Any]]:
+    return list({row["run"]: row for _, row in found}.values())
+
+
+def _markdown(study: Study, made: Sequence[Table]) -> str:
+    parts = [f"# {study.plan.title}", study.plan.about, f"`{study.command}`"]
+    for table in made:
+        parts += [f"## {table.title}", tables.markdown(table)]
+        if table.compared:
+            parts += ["### Beside the paper's figures", tables.beside_the_paper(table)]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _pictures(study: Study, place: Place) -> list[report.View]:
+    """The views of one attacked image, where the plan wants them and the stream is there."""
+    if not any(grid.figure == "pictures" for grid in study.plan.grids):
+        return []
+    for task in study.tasks:
+        what = task.definition
+        if task.kind == "run" and what["predictor"] == "safer" and what["attack"] is not None and task.done(place):
+            domains, attacked, _ = stream_of(what, place)
+            source = load(Task("source", "", what["source"]).path(place))
+            spec = what["stream"]
+            return one_attacked_image(source, domains[0], attacked[0], spec["seed"], spec["batch"])
+    return []
+
+
+# --- the page -------------------------------------------------------------------------------------------------------
+
+
+def _page(
+    study: Study,
+    place: Place,
+    found: Sequence[Found],
+    made: Sequence[Table],
+    drawings: Sequence[Drawing | None],
+    shown: Sequence[report.View],
+    failed: Mapping[str, str],
+) -> str:
+    sections = [report.paragraph(study.plan.about)] if study.plan.about else []
+    sections.append(report.paragraph(_summary(study, found)))
+    if failed:
+        sections.append(report.section("What went wrong", *(report.paragraph(f"{k}: {v}") for k, v in failed.items())))
+    for table, drawn in zip(made, drawings, strict=True):
+        content = [_sortable(table)]
+        if drawn is not None:
+            content.append(report.charts((drawn.svg, f"figure: {table.title}")))
+        if table.compared:
+            content += [report.paragraph("Beside the paper's figures (its backbone is ResNet-18):"), _compared(table)]
+        sections.append(report.section(table.title, *content))
+    if shown:
+        sections.append(report.section("One attacked image", report.views(shown)))
+    elif any(grid.figure == "pictures" for grid in study.plan.grids):
+        sections.append(report.section("One attacked image", report.paragraph("No image of this stream shows it.")))
+    sections += _closing(study, place, found)
+    return report.page(f"{study.plan.title}: {study.dataset}", *sections)
+
+
+def _summary(study: Study, found: Sequence[Found]) -> str:
+    seeds = sorted({cell.seed for cell in study.cells})
+    return (
+        f"{len(found)} of {len(study.cells)} runs are done. Accuracy in %, mean ± standard deviation over "
+        f"{len(seeds)} seed{'s' * (len(seeds) > 1)}; best bold, second underlined. Click a column's head to sort by it."
+    )
+
+
+def _sortable(table: Table) -> str:
+    rows = []
+    for label, entries in table.rows:
+        values = []
+        for entry, (best, second) in zip(entries, table.ranks(), strict=True):
+            place = None if entry.mean is None else round(entry.mean, 2)
+            mark = "" if place is None else "best" if place == best else "second" if place == second else ""
+            values.append(report.Value(entry.mean, _text(entry), mark))
+        rows.append((label, values))
+    return report.sortable(["accuracy, %", *table.columns], rows)
+
+
+def _text(entry: Entry) -> str:
+    if entry.mean is None:
+        return "–"
+    return f"{entry.mean:.1f}" + ("" if entry.std is None else f" ± {entry.std:.1f}")
+
+
+def _compared(table: Table) -> str:
+    rows = []
+    for label, entries in table.rows:
+        for column, entry in zip(table.columns, entries, strict=True):
+            if entry.paper:
+                difference = None if entry.mean is None else entry.mean - entry.paper.mean
+                values = [
+                    report.Value(entry.mean, _text(entry)),
+                    report.Value(entry.paper.mean, f"{entry.paper.mean:.1f}"),
+                    report.Value(difference, "–" if difference is None else f"{difference:+.1f}"),
+                ]
+                rows.append((f"{label}, {column}", values))
+    return report.sortable(["row", "ours", "paper", "difference"], rows)
+
+
+def _closing(study: Study, place: Place, found: Sequence[Found]) -> Iterator[str]:
+    """Cost, settings, how to do it again."""
+    if found:
+        lines = [
+            (label, [report.Value(value, f"{value:.1f}") for value in figures.values()])
+            for label, figures in tables.cost(found)
+        ]
+        yield report.section("Cost", report.sortable(["run", "ms per step", "images per s", "peak MB"], lines))
+    settings = []
+    facts = surrogate_facts(study.tasks, place)
+    if facts:
+        clean, fooled = (statistics.mean(fact[key] for fact in facts) for key in _SURROGATE)
+        settings.append(f"The attacker's own models: {clean:.1f} % on clean images, {fooled:.2f} % on attacked ones.")
+    for row in _distinct(found)[:1]:
+        versions = ", ".join(f"{name} {version}" for name, version in row["versions"].items())
+        settings.append(f"Measured on {row['device']}, {row['threads']} threads, {row['precision']}; {versions}.")
+    sources = {json.dumps(t.definition["recipe"], sort_keys=True) for t in study.tasks if t.kind == "source"}
+    for recipe in sorted(sources)[:6]:
+        said = ", ".join(f"{key} {value}" for key, value in json.loads(recipe).items())
+        settings.append(f"Source model: {said}.")
+    yield report.section("Settings", *(report.paragraph(line) for line in settings))
+    if study.command:
+        yield report.section("Do it again", f"<p><code>{report.escaped(study.command)}</code></p>")
+
+
+_SURROGATE = ("surrogate_clean", "surrogate_attacked")

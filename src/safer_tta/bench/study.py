@@ -1,0 +1,65 @@
+"""A plan made ready for a dataset: expanded, checked, its tasks known."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..models import Classifier, zoo
+from . import plan as plans
+from .graph import check, graph, size_for
+from .publish import Study
+from .tasks import Place
+
+
+def prepare(
+    name: str,
+    place: Place,
+    *,
+    seeds: int = 3,
+    targets: Sequence[str] = (),
+    quick: bool = False,
+    images: int | None = None,
+    steps: int | None = None,
+    architecture: str | None = None,
+    command: str = "",
+) -> Study:
+    """A shipped plan or a file, on the data of a place."""
+    plan, dataset = plans.load(name), place.dataset()
+    cells = plans.cells(plan, dataset, seeds=seeds, only=targets, quick=quick)
+    check(cells)
+    given = {"weights": place.weights, "architecture": architecture}
+    changes = {key: value for key, value in given.items() if value is not None}
+    size = size_for(dataset.name, quick=quick, images=images, steps=steps, **changes)
+    tasks, runs = graph(cells, dataset, size)
+    return Study(Path(name).stem, plan, dataset.name, cells, tasks, runs, command)
+
+
+def states(study: Study, place: Place) -> Counter[str]:
+    """How many runs are done, incomplete, not started."""
+    return Counter(place.results.state(name) for name in dict.fromkeys(study.runs))
+
+
+def estimate(study: Study, place: Place) -> float:
+    """Seconds that what is left will take on one worker of this machine: the passes of all tasks, at the speed of one
+    that is timed here and now."""
+    passes = sum(task.passes for task in study.tasks if not task.done(place))
+    recipes = [task.definition["recipe"] for task in study.tasks if task.kind == "source"]
+    return passes * _seconds_per_pass(recipes[0]["architecture"], place) if passes else 0.0
+
+
+def _seconds_per_pass(architecture: str, place: Place) -> float:
+    import torch
+
+    side = 64 if place.data == "synthetic" else place.side
+    model = Classifier(zoo.create(architecture, num_classes=7)).eval().to(place.device)
+    images = torch.rand(16, 3, side, side, device=place.device)
+    times = []
+    with torch.no_grad():
+        for _ in range(3):
+            started = time.perf_counter()
+            float(model(images)[1].sum())
+            times.append(time.perf_counter() - started)
+    return min(times) / len(images)

@@ -1,0 +1,106 @@
+"""What is done, running and left while a plan is carried out, and how long it will take."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import deque
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from ..bench.tasks import Place, Task
+from . import Event
+
+QUIET_SECONDS = 15.0
+
+
+class Live:
+    """A picture in a terminal, a line now and then elsewhere. Called with every event."""
+
+    def __init__(self, tasks: Sequence[Task], place: Place) -> None:
+        self.place = place
+        self.open = [task for task in tasks if not task.done(place)]
+        self.total, self.already = len(tasks), len(tasks) - len(self.open)
+        self.passes = sum(task.passes for task in self.open) or 1.0
+        self.finished = self.failed = 0
+        self.passed = 0.0
+        self.running: dict[str, tuple[Task, int, int]] = {}
+        self.last: deque[str] = deque(maxlen=5)
+        self.started = self.said = time.monotonic()
+        self.screen: Any = None
+
+    def __enter__(self) -> Self:
+        if sys.stderr.isatty():
+            from rich.console import Console
+            from rich.live import Live as Screen
+
+            self.screen = Screen(console=Console(stderr=True), transient=True, refresh_per_second=4)
+            self.screen.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.screen is not None:
+            self.screen.__exit__(kind, error, trace)
+
+    def __call__(self, event: Event) -> None:
+        task = event.task
+        if event.what in ("started", "moved"):
+            self.running[task.name] = (task, event.done, event.total)
+        elif event.what == "retried":
+            self._say(f"again: {task.label}: {event.why}")
+        else:
+            self.running.pop(task.name, None)
+            self.passed += task.passes
+            self._end(event)
+        self._show()
+
+    def _end(self, event: Event) -> None:
+        if event.what == "failed":
+            self.failed += 1
+            self._say(f"failed: {event.task.label}: {event.why}")
+            return
+        self.finished += 1
+        if event.task.kind == "run":
+            row = self.place.results.row(event.task.name)
+            self.last.append(f"{row['accuracy']:6.1f} %  {event.task.label}")
+
+    def summary(self) -> str:
+        left = self.total - self.already - self.finished - self.failed - len(self.running)
+        done = f"{self.already + self.finished} of {self.total} done"
+        text = f"{done}, {len(self.running)} running, {max(0, left)} left"
+        return text + (f", {self.failed} failed" if self.failed else "") + f", {self._time_left()}"
+
+    def _time_left(self) -> str:
+        """By the share of the work that is done: tasks differ by far more than their number tells."""
+        moving = sum(task.passes * done / total for task, done, total in self.running.values() if total)
+        share = (self.passed + moving) / self.passes
+        if share < 0.01:
+            return "time left not known yet"
+        seconds = (time.monotonic() - self.started) * max(0.0, 1 / share - 1)
+        return f"about {spelled(seconds)} left"
+
+    def _show(self) -> None:
+        if self.screen is not None:
+            lines = [self.summary()]
+            for task, done, total in self.running.values():
+                lines.append(f"  {task.label}" + (f": {done}/{total}" if total else ""))
+            self.screen.update("\n".join([*lines, *self.last]))
+        elif time.monotonic() - self.said >= QUIET_SECONDS:
+            self.said = time.monotonic()
+            self._say(self.summary())
+
+    def _say(self, line: str) -> None:
+        if self.screen is not None:
+            self.screen.console.print(line, highlight=False, markup=False)
+        else:
+            print(line, file=sys.stderr, flush=True)  # noqa: T201
+
+
+def spelled(seconds: float) -> str:
+    """A duration for people."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
