@@ -70,7 +70,7 @@ def page(rows: list[dict]) -> str:
             for rate in RATES:
                 found = _of(rows, name, predictor, rate, "accuracy")
                 spread = statistics.stdev(found) if len(found) > 1 else 0.0
-                cells.append(f"{statistics.mean(found):.1f} ± {spread:.1f}")
+                cells.append(f"{statistics.mean(found):.1f} ± {spread:.1f}" if found else "not measured")
         times = [f"{statistics.median(_of(rows, name, predictor, 0, 'ms_per_step')):.0f}" for predictor in PREDICTORS]
         lines.append(f"| {name} | " + " | ".join([*cells, *times]) + " |")
     return "\n".join(lines) + "\n"

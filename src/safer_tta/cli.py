@@ -231,6 +231,7 @@ def bench(
     device: Device = "cpu",
     engine: Annotated[str, typer.Option(help="local: processes of this machine; ray: a cluster.")] = "local",
     workers: Annotated[int | None, typer.Option(help="Tasks at once (default: one for each core or GPU).")] = None,
+    threads: Annotated[int | None, typer.Option(help="Of each (default: the cores they share; with ray 1).")] = None,
     address: Annotated[str | None, typer.Option(help="Of a running Ray cluster.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the runs and about how long they take.")] = False,
     tasks: Annotated[
@@ -248,7 +249,7 @@ def bench(
     if what in ("status", "tasks") and of is None:
         raise typer.BadParameter(f"`safer bench {what}` needs a plan or file after it")
     place = Place(store, data, side, QUICK_COUNT if quick else COUNT, weights=weights, device=device)
-    options = {"workers": workers, **({"address": address} if engine == "ray" else {})}
+    options = {"workers": workers, "threads": threads, **({"address": address} if engine == "ray" else {})}
     if what == "tasks":
         return _carry_out(read_tasks(Path(str(of))), place, engine, options, sink or [], as_json)
     from .bench.publish import publish

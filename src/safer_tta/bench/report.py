@@ -24,14 +24,16 @@ h1 { font-size: 1.6rem; } h2 { font-size: 1.15rem; margin-top: 2.2rem; } p, li {
 th, td { padding: .35rem .9rem; text-align: right; border-bottom: 1px solid var(--line); }
 th:first-child, td:first-child { text-align: left; } td.best { font-weight: 700; }
 .figures, .views { display: flex; flex-wrap: wrap; gap: .9rem; } figure { margin: 0; }
-.chart { background: #fff; border-radius: 6px; padding: .4rem; flex: 1 1 24rem; max-width: 46rem; margin-top: 1rem; }
+.chart { background: #fff; border-radius: 6px; padding: .4rem; flex: 1 1 24rem; max-width: 46rem;
+  margin-top: 1rem; }
 .chart svg { width: 100%; height: auto; }
 .view { background: var(--card); border-radius: 8px; padding: .6rem; width: 9.2rem; font-size: .82rem;
   box-sizing: border-box; border: 2px solid transparent; } .view.dropped { border-color: var(--bad); }
 .view img { width: 100%; image-rendering: pixelated; border-radius: 4px; }
 .right { color: var(--good); } .wrong { color: var(--bad); }
 code { background: var(--card); padding: .1rem .3rem; border-radius: 4px; overflow-wrap: anywhere; }
-.wide { overflow-x: auto; } .wide th { white-space: nowrap; } td.second { text-decoration: underline; } .std { color: var(--soft); font-size: .85em; }
+.wide { overflow-x: auto; } .wide th { white-space: nowrap; }
+td.second { text-decoration: underline; }
 th button { font: inherit; color: inherit; background: none; border: 0; padding: 0; cursor: pointer; font-weight: 700; }
 th[aria-sort=ascending] button::after { content: " ▲"; } th[aria-sort=descending] button::after { content: " ▼"; }
 """

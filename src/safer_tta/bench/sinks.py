@@ -42,10 +42,10 @@ def mlflow(folder: Path) -> Sink:
     try:
         import mlflow as client
     except ImportError as error:
-        raise ImportError("this sink needs mlflow: pip install mlflow-skinny") from error
+        raise ImportError("this sink needs mlflow: pip install mlflow") from error
     flow: Any = client
     folder.mkdir(parents=True, exist_ok=True)
-    flow.set_tracking_uri(f"sqlite:///{folder / 'mlflow.db'}")
+    flow.set_tracking_uri(f"sqlite:///{folder.resolve() / 'mlflow.db'}")
 
     def write(label: str, row: Row) -> None:
         with flow.start_run(run_name=label):

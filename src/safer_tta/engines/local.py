@@ -13,10 +13,10 @@ from ..bench.tasks import Place, Task, execute
 from . import ATTEMPTS, Event, Schedule
 
 
-def carry_out(schedule: Schedule, place: Place, *, workers: int | None = None) -> None:
-    """Every task of the schedule, on as many workers as the machine has room for."""
+def carry_out(schedule: Schedule, place: Place, *, workers: int | None = None, threads: int | None = None) -> None:
+    """Every task of the schedule, on as many workers as the machine has room for; threads: of each."""
     places = _places(place, workers)
-    threads = max(1, (os.cpu_count() or 1) // len(places))
+    threads = threads or max(1, (os.cpu_count() or 1) // len(places))
     team = [_Worker(place, threads) for place in places]
     try:
         while _hand_out(schedule, team):

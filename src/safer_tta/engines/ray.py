@@ -10,7 +10,14 @@ from ..bench.tasks import Place, Task, execute
 from . import ATTEMPTS, Event, Schedule
 
 
-def carry_out(schedule: Schedule, place: Place, *, workers: int | None = None, address: str | None = None) -> None:
+def carry_out(
+    schedule: Schedule,
+    place: Place,
+    *,
+    workers: int | None = None,
+    threads: int | None = None,
+    address: str | None = None,
+) -> None:
     """Every task of the schedule. address: of a running cluster; without one, `workers` are started here."""
     try:
         import ray
@@ -22,12 +29,12 @@ def carry_out(schedule: Schedule, place: Place, *, workers: int | None = None, a
         ray.init(address=address, num_cpus=workers if address is None else None, log_to_driver=False)
     gpus = 1 if place.device.startswith("cuda") else 0
     # Ray itself starts a task again whose worker has died.
-    remote = ray.remote(max_retries=ATTEMPTS - 1, num_cpus=1, num_gpus=gpus)(_work)
+    remote = ray.remote(max_retries=ATTEMPTS - 1, num_cpus=threads or 1, num_gpus=gpus)(_work)
     running: dict[Any, Task] = {}
     try:
         while True:
             while (task := schedule.next()) is not None:
-                running[remote.remote(task, place)] = task
+                running[remote.remote(task, place, threads or 1)] = task
                 schedule.report(Event("started", task))
             if not running:
                 return
@@ -51,11 +58,11 @@ def _hear(schedule: Schedule, task: Task, reference: Any, ray: Any) -> None:
         schedule.fail(task, why)
 
 
-def _work(task: Task, place: Place) -> str | None:
+def _work(task: Task, place: Place, threads: int) -> str | None:
     """What went wrong, or None."""
     import torch
 
-    torch.set_num_threads(1)
+    torch.set_num_threads(threads)
     try:
         execute(task, place)
     except Exception as error:
