@@ -20,6 +20,10 @@ needs_weights = pytest.mark.skipif(not WEIGHTS.is_file(), reason="the ImageNet w
 
 CLASSES = 5
 
+if "PYTEST_XDIST_WORKER" in os.environ:  # one process for each core; threads on top would only get in each other's way
+    torch.set_num_threads(1)
+    os.environ["OMP_NUM_THREADS"] = "1"  # of the processes that tests start
+
 
 class SmallNet(nn.Module):
     """Two convolutions, batch norm, a linear head: everything a method touches, in milliseconds."""

@@ -28,6 +28,7 @@ from safer_tta.bench.study import estimate, prepare, states
 from safer_tta.bench.tasks import QUICK_COUNT, Place, execute, read_tasks, write_tasks
 from safer_tta.data import Dataset, StoreError, open_dataset
 
+pytestmark = pytest.mark.xdist_group("bench")  # its tests start processes of their own
 SIZES = {
     "main": 504, "pooling": 324, "alpha-mode": 45, "alpha-signal": 810, "alpha-parameters": 150, "alpha-heatmap": 294,
     "views": 36, "max-operators": 36, "attack-rate": 252, "stability": 12, "autoattack": 12, "epsilon": 24, "eot": 39,
@@ -249,11 +250,21 @@ def test_figures_are_the_same_bytes_for_the_same_numbers(name):
 # --- end to end -----------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture(scope="module")
+def everything(store):
+    """The tasks of all shipped plans, carried out as one."""
+    studies = {name: quick(name, store)[0] for name in SIZES}
+    tasks = {task.name: task for study in studies.values() for task in study.tasks}
+    place = Place(store, count=QUICK_COUNT)
+    ordered = sorted(tasks.values(), key=lambda task: task.kind == "run")
+    assert engines.execute("local", ordered, place, lambda event: None, threads=1) == {}
+    return studies, place
+
+
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", SIZES)
-def test_every_plan_runs_end_to_end_at_its_quick_size(name, store):
-    study, place = quick(name, store)
-    failed, _ = carried_out(study, place)
-    assert failed == {}
+def test_every_plan_runs_end_to_end_at_its_quick_size(name, everything):
+    study, place = everything[0][name], everything[1]
     page = publish(study, place).read_text()
     assert states(study, place) == {"done": len(set(study.runs))}
     found, problems = study.found(place)
@@ -274,9 +285,8 @@ def test_every_plan_runs_end_to_end_at_its_quick_size(name, store):
         assert row.replace("&", "&amp;") in page
 
 
-def test_asking_again_makes_nothing_again(store):
-    study, place = quick("views", store)
-    carried_out(study, place)
+def test_asking_again_makes_nothing_again(everything):
+    study, place = everything[0]["views"], everything[1]
     before = {path: path.stat().st_mtime_ns for path in place.results.folder.iterdir()}
     failed, events = carried_out(study, place)
     assert (failed, events) == ({}, [])
@@ -284,9 +294,8 @@ def test_asking_again_makes_nothing_again(store):
     assert estimate(study, place) == 0
 
 
-def test_rows_are_asked_in_sql(store):
-    study, place = quick("alpha-mode", store)
-    carried_out(study, place)
+def test_rows_are_asked_in_sql(everything):
+    place = everything[1]
     counted = place.results.query("select count(*), count(distinct run) from rows")[0]
     assert counted == (len(place.results.rows()),) * 2
     best = place.results.query("select max(accuracy) from rows where method = 'tent' and predictor = 'safer'")
@@ -306,9 +315,8 @@ def test_tasks_travel_as_a_file(store, tmp_path, small):
         read_tasks(tmp_path / "other.json")
 
 
-def test_a_sink_gets_every_row(store, tmp_path):
-    study, place = quick("views", store)
-    carried_out(study, place)
+def test_a_sink_gets_every_row(everything, tmp_path):
+    study, place = everything[0]["views"], everything[1]
     send = create("tensorboard", tmp_path)
     row = place.results.row(study.runs[0])
     send("a run", row)
@@ -480,11 +488,10 @@ CHROMIUM = next((p for p in map(Path, ("/usr/bin/chromium", "/usr/bin/chromium-b
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="Debian's chromium is not installed")
-def test_the_page_in_a_browser(store):
+def test_the_page_in_a_browser(everything):
     """No console message, no request, tables sort both ways, figures have a size."""
     api = pytest.importorskip("playwright.sync_api")
-    study, place = quick("main", store)
-    carried_out(study, place)
+    study, place = everything[0]["main"], everything[1]
     page_file = publish(study, place)
     heard = []
     with api.sync_playwright() as browser_api:
