@@ -19,7 +19,7 @@ lint: $(INSTALLED)
 	$(BIN)/lint-imports
 
 bench: $(INSTALLED)
-	$(BIN)/python benchmarks/step.py
+	$(BIN)/python benchmarks/speed.py run --out demo/speed.jsonl
 
 soak: $(INSTALLED)
 	$(BIN)/python benchmarks/soak.py run --out demo/soak.jsonl

@@ -476,3 +476,32 @@ def test_strong_views_shift_by_an_eighth_of_the_side():
     seen = strong(dot, torch.Generator().manual_seed(0)).mean(dim=1).flatten(1).argmax(dim=1)
     away = torch.maximum((seen // 33 - 16).abs(), (seen % 33 - 16).abs())
     assert 3 <= int(away.max()) <= 6
+
+
+@pytest.mark.parametrize("method", ["none", "tent", "pl"])
+def test_views_in_chunks_are_the_views_at_once_where_no_batch_statistics_are(method):
+    """Answers and weights alike; with batch norm each chunk would have statistics of its own."""
+    net = small_net(norm="group")
+    whole, chunked = (safer_tta.adapt(net, method, {"chunk": chunk}, seed=0) for chunk in (None, 7))
+    for images in batches(3):
+        torch.testing.assert_close(chunked(images).probs, whole(images).probs, rtol=1e-5, atol=1e-6)
+    for name, tensor in whole.state_dict().items():
+        torch.testing.assert_close(chunked.state_dict()[name], tensor, rtol=1e-4, atol=1e-5)
+
+
+def test_recomputed_chunks_move_running_statistics_once():
+    adapted = safer_tta.adapt(small_net(), "pl", {"chunk": 10}, seed=0)
+    adapted(batches(1)[0])
+    assert int(adapted.classifier.model.norm1.num_batches_tracked) == 3  # 30 images in chunks of 10
+
+
+def test_views_written_in_place_are_those_with_a_graph(images):
+    draw = safer_tta.Safer(small_net(), seed=0).draw(images)
+    tracked = images.clone().requires_grad_(True)
+    assert torch.equal(draw.views(images), draw.views(tracked).detach())
+
+
+@pytest.mark.parametrize("chunk", [0, -1, True, 1.5])
+def test_a_chunk_that_is_none_is_refused(chunk):
+    with pytest.raises(ValueError, match="chunk"):
+        safer_tta.Safer(small_net(), chunk=chunk)

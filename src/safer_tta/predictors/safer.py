@@ -5,12 +5,14 @@ images → views (V,B,3,H,W) → one forward pass → reliability → weights �
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from .. import mixing as mixings
 from .. import pooling
@@ -28,6 +30,8 @@ class Safer(Predictor):
     pool: how views are weighted: mean, entropy, top1, cc or cc_drop (the paper's).
     mixing: None (SAFER), or "sigmoid", a dict of Mixing's arguments or a Mixing (SAFER-A): weight the original view by
         how suspicious it looks.
+    chunk: at most so many images at once through the network, for small GPUs: the memory of a step is that of a chunk,
+        its time a third more. Batch statistics are then those of each chunk, not of all views together.
     pipeline: "released", "paper", a dict of Pipeline's arguments or a Pipeline: which operators a view is made of.
     """
 
@@ -39,8 +43,11 @@ class Safer(Predictor):
         mixing: str | Mapping[str, Any] | mixings.Mixer | None = None,
         pipeline: str | Mapping[str, Any] | Pipeline = "released",
         seed: int | None = None,
+        chunk: int | None = None,
     ) -> None:
         super().__init__(classifier, seed=seed)
+        if chunk is not None and (isinstance(chunk, bool) or not hasattr(chunk, "__index__") or chunk < 1):
+            raise ValueError(f"chunk is {chunk!r}; expected a number of images, at least 1, or None for all at once")
         if isinstance(views, bool) or not hasattr(views, "__index__") or views < 0:
             raise ValueError(f"views is {views!r}; expected the number of augmented views, 0 or more (the paper: 4)")
         pooling.check_rule(pool)
@@ -49,6 +56,7 @@ class Safer(Predictor):
                 f"pipeline is {type(pipeline).__name__}; expected 'released', 'paper', a Pipeline or its arguments"
             )
         self.views, self.pool = int(views), pool
+        self.chunk = None if chunk is None else int(chunk)
         self.mixing = mixings.create(mixing)
         self.pipeline = _pipeline(pipeline)
         self._warned = False
@@ -58,7 +66,7 @@ class Safer(Predictor):
 
     def predict(self, images: Tensor, draw: Draw) -> Prediction:
         views = draw.views(images)
-        features, logits = self.classifier(views.flatten(0, 1))
+        features, logits = self._through(views.flatten(0, 1))
         features, logits = (t.unflatten(0, views.shape[:2]) for t in (features, logits))
         probs = probabilities(logits)
         if len(views) > 1 and len(images) == 1 and self.pool in pooling.BY_AGREEMENT:
@@ -79,6 +87,25 @@ class Safer(Predictor):
         logits = logits[0] if len(views) == 1 else mean.clamp_min(LEAST_PROBABILITY).log()
         # Features are pooled with the base weights: mixing is about the answer, not about what features say.
         return Prediction(mean, logits, _weighted(pooled.weights, features), report)
+
+    def _through(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """All views through the classifier: at once, or chunk by chunk."""
+        if self.chunk is None or len(images) <= self.chunk:
+            features, logits = self.classifier(images)
+            return features, logits
+        parts = [self._through_again(part) for part in torch.split(images, self.chunk)]
+        return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
+
+    def _through_again(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """A chunk whose intermediate results are forgotten, and computed again when gradients need them; that second
+        pass moves no running statistic."""
+        seen: tuple[Tensor, Tensor] = checkpoint(
+            self.classifier,
+            images,
+            use_reentrant=False,
+            context_fn=lambda: (contextlib.nullcontext(), self.classifier.untracked()),
+        )
+        return seen
 
     def _suspicion(self, probs: Tensor, features: Tensor) -> Tensor:
         name = "feat_disagreement" if self.mixing is None else self.mixing.signal

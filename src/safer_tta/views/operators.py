@@ -32,13 +32,23 @@ class Operator:
         """One parameter for each of n images, or None where the operator has none."""
         return None if self.sampler is None else self.sampler(n, generator)
 
-    def __call__(self, images: Tensor, values: Tensor | None = None, *, generator: Generator | None = None) -> Tensor:
+    def __call__(
+        self,
+        images: Tensor,
+        values: Tensor | None = None,
+        *,
+        generator: Generator | None = None,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """The images, each with its own value. out: write them there, where no gradient is wanted."""
         self._check(images, values)
         x = images.float() if images.dtype in (torch.bfloat16, torch.float16) else images
         arguments = () if values is None else (values,)
         keywords = {"generator": generator} if self.random else {}
         y = self.function(x, *arguments, **keywords)
-        return y.clamp(0, 1).to(images.dtype)
+        if out is None:
+            return y.clamp(0, 1).to(images.dtype)
+        return torch.clamp(y, 0, 1, out=out) if out.dtype == y.dtype else out.copy_(y.clamp(0, 1))
 
     def _check(self, images: Tensor, values: Tensor | None) -> None:
         if images.ndim != 4 or images.shape[1] != 3 or not images.is_floating_point():

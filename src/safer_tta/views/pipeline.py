@@ -22,9 +22,9 @@ class Step:
     values: Tensor | None
     seed: int
 
-    def __call__(self, images: Tensor) -> Tensor:
+    def __call__(self, images: Tensor, out: Tensor | None = None) -> Tensor:
         generator = torch.Generator(images.device).manual_seed(self.seed) if OPERATORS[self.name].random else None
-        return OPERATORS[self.name](images, self.values, generator=generator)
+        return OPERATORS[self.name](images, self.values, generator=generator, out=out)
 
 
 @dataclass(frozen=True)
@@ -36,13 +36,20 @@ class Draw:
 
     def views(self, images: Tensor) -> Tensor:
         """(V,B,3,H,W); view 0 is the images themselves."""
-        views = [images]
-        for pipeline in self.pipelines:
-            view = images
-            for step in pipeline:
-                view = step(view)
-            views.append(view)
-        return torch.stack(views)
+        if images.requires_grad and torch.is_grad_enabled():  # an attack through the views
+            return torch.stack([images, *(_applied(pipeline, images, None) for pipeline in self.pipelines)])
+        views = images.new_empty(1 + len(self.pipelines), *images.shape)
+        views[0] = images
+        for view, pipeline in zip(views[1:], self.pipelines, strict=True):
+            _applied(pipeline, images, view)
+        return views
+
+
+def _applied(pipeline: tuple[Step, ...], images: Tensor, out: Tensor | None) -> Tensor:
+    """Images through a pipeline, the last step straight into its place."""
+    for number, step in enumerate(pipeline, start=1):
+        images = step(images, out if number == len(pipeline) else None)
+    return images
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,320 @@
+"""What a SAFER step costs beside a plain one, and where the time goes; rows as JSON Lines, the page from the rows.
+
+Everything that is compared is measured in one process, taking turns, as a median with its quartiles.
+
+python benchmarks/speed.py run --out demo/speed.jsonl                # all sections; --sections steps views … for some
+python benchmarks/speed.py page docs/results/speed-*.jsonl
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import safer_tta
+from safer_tta.attacks import pgd
+from safer_tta.models import zoo
+from safer_tta.views import OPERATORS, Pipeline
+from safer_tta.views.pipeline import Draw, Step
+
+Row = dict[str, Any]
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def timed(functions: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
+    """Milliseconds of each, in turns; the first round warms up."""
+    times: dict[str, list[float]] = {name: [] for name in functions}
+    for number in range(rounds + 1):
+        for name, function in functions.items():
+            started = time.perf_counter()
+            function()
+            if DEVICE == "cuda":
+                torch.cuda.synchronize()
+            if number:
+                times[name].append(1e3 * (time.perf_counter() - started))
+    return times
+
+
+def figures(values: list[float]) -> Row:
+    low, middle, high = statistics.quantiles(values, n=4) if len(values) > 1 else (values[0],) * 3
+    return {"ms": middle, "ms_low": low, "ms_high": high, "rounds": len(values)}
+
+
+def pictures(batch: int, side: int) -> torch.Tensor:
+    return torch.rand(batch, 3, side, side, generator=torch.Generator().manual_seed(0)).to(DEVICE)
+
+
+def adapted(architecture: str, method: str, views: int, **options: Any) -> safer_tta.Method:
+    model = zoo.create(architecture, num_classes=7)
+    return safer_tta.adapt(model, method, {"views": views} if views else False, seed=0, **options).to(DEVICE)
+
+
+# --- sections -------------------------------------------------------------------------------------------------------
+
+
+def steps(o: argparse.Namespace) -> Iterator[Row]:
+    """SAFER steps over plain ones."""
+    images = pictures(o.batch, o.side)
+    for architecture in o.architectures:
+        for method in o.methods:
+            variants = {n: adapted(architecture, method, n) for n in o.views}
+            times = timed({str(n): lambda m=m: m(images) for n, m in variants.items()}, o.rounds)
+            plain = statistics.median(times["0"])
+            for n, taken in times.items():
+                ratios = [a / b for a, b in zip(taken, times["0"], strict=True)]
+                row = {"architecture": architecture, "method": method, "views": int(n), "batch": o.batch}
+                yield {**row, "side": o.side, **figures(taken), "ratio": statistics.median(ratios), "plain_ms": plain}
+
+
+def views(o: argparse.Namespace) -> Iterator[Row]:
+    """The four views: batched, the same operators image by image, and the whole step they are part of."""
+    images = pictures(o.batch, o.side)
+    method = adapted("resnet18", "tent", 4)
+    draws = [Pipeline().draw(4, o.batch, torch.Generator().manual_seed(seed)) for seed in range(o.rounds + 1)]
+    turn = {"batched": iter(draws), "image by image": iter(draws)}
+    times = timed(
+        {
+            "batched": lambda: next(turn["batched"]).views(images),
+            "image by image": lambda: one_by_one(next(turn["image by image"]), images),
+            "step": lambda: method(images),
+        },
+        o.rounds,
+    )
+    for name, taken in times.items():
+        ratios = [a / b for a, b in zip(taken, times["batched"], strict=True)]
+        yield {"what": name, "batch": o.batch, "side": o.side, **figures(taken), "ratio": statistics.median(ratios)}
+
+
+def one_by_one(draw: Draw, images: torch.Tensor) -> torch.Tensor:
+    """As research code does it: a loop over images, each through its pipeline alone."""
+    rows = []
+    for index in range(len(images)):
+        pipelines = tuple(
+            tuple(Step(s.name, None if s.values is None else s.values[index : index + 1], s.seed) for s in pipeline)
+            for pipeline in draw.pipelines
+        )
+        rows.append(Draw(1, pipelines).views(images[index : index + 1]))
+    return torch.cat(rows, dim=1)
+
+
+def operators(o: argparse.Namespace) -> Iterator[Row]:
+    """Each operator alone; beside kornia where it has the same."""
+    images = pictures(o.batch, o.side)
+    rivals = kornia_operators(images)
+    for name, operator in OPERATORS.items():
+        values = operator.sample(o.batch, torch.Generator().manual_seed(0))
+        functions: dict[str, Callable[[], object]] = {"ours": lambda op=operator, v=values: op(images, v)}
+        if name in rivals:
+            functions["kornia"] = rivals[name]
+        times = timed(functions, o.rounds)
+        rival = {"kornia_ms": statistics.median(times["kornia"])} if name in rivals else {}
+        yield {"operator": name, "batch": o.batch, "side": o.side, **figures(times["ours"]), **rival}
+
+
+def kornia_operators(images: torch.Tensor) -> dict[str, Callable[[], object]]:
+    """kornia's versions of ours, one level for the whole batch where it knows no other."""
+    try:
+        import kornia.enhance as enhance
+        import kornia.filters as filters
+        import kornia.geometry.transform as transform
+    except ImportError:
+        return {}
+    batch = len(images)
+    angle, factor = torch.full((batch,), 10.0, device=images.device), torch.full((batch,), 1.2, device=images.device)
+    matrix = torch.eye(2, 3, device=images.device).repeat(batch, 1, 1)
+    sigma = torch.full((batch, 2), 2.0, device=images.device)
+    return {
+        "gaussian_blur": lambda: filters.gaussian_blur2d(images, (9, 9), sigma),
+        "equalize": lambda: enhance.equalize(images),
+        "invert": lambda: enhance.invert(images),
+        "solarize": lambda: enhance.solarize(images, 0.5),
+        "posterize": lambda: enhance.posterize(images, 4),
+        "contrast": lambda: enhance.adjust_contrast_with_mean_subtraction(images, factor),
+        "brightness": lambda: enhance.adjust_brightness_accumulative(images, factor),
+        "saturation": lambda: enhance.adjust_saturation(images, factor),
+        "sharpness": lambda: enhance.sharpness(images, factor),
+        "rotate": lambda: transform.rotate(images, angle, mode="nearest"),
+        "shear_x": lambda: transform.affine(images, matrix, mode="nearest"),
+        "shear_y": lambda: transform.affine(images, matrix, mode="nearest"),
+        "translate_x": lambda: transform.affine(images, matrix, mode="nearest"),
+        "translate_y": lambda: transform.affine(images, matrix, mode="nearest"),
+    }
+
+
+def attack(o: argparse.Namespace) -> Iterator[Row]:
+    """Attacked images per second: PGD, 20 steps, on a ResNet-18."""
+    images, labels = pictures(o.batch, o.side), torch.zeros(o.batch, dtype=torch.long, device=DEVICE)
+    model = zoo.create("resnet18", num_classes=7).eval().requires_grad_(False).to(DEVICE)
+    generator = torch.Generator().manual_seed(0)
+    run = lambda: pgd(model, images, labels, eps=8 / 255, step=2 / 255, steps=20, generator=generator)  # noqa: E731
+    taken = timed({"pgd": run}, max(2, o.rounds // 5))["pgd"]
+    seconds = statistics.median(taken) / 1e3
+    yield {"batch": o.batch, "side": o.side, **figures(taken), "images_per_s": o.batch / seconds}
+
+
+def scaling(o: argparse.Namespace) -> Iterator[Row]:
+    """Tent+SAFER as batch, views and side grow."""
+    cases = [(o.batch // 2, 4, o.side), (o.batch, 4, o.side), (o.batch * 2, 4, o.side)]
+    cases += [(o.batch, n, o.side) for n in (1, 2, 8)] + [(o.batch, 4, o.side // 2)]
+    for batch, n, side in cases:
+        images, method = pictures(batch, side), adapted("resnet18", "tent", n)
+        taken = timed({"step": lambda m=method, x=images: m(x)}, max(2, o.rounds // 4))["step"]
+        yield {
+            "batch": batch,
+            "views": n,
+            "side": side,
+            **figures(taken),
+            "ms_per_image": statistics.median(taken) / batch,
+        }
+
+
+def memory(o: argparse.Namespace) -> Iterator[Row]:
+    """Peak memory of a step above what was there before it; each case in a process of its own."""
+    cases: list[tuple[str, Any]] = [
+        ("plain", False),
+        ("SAFER", {"views": 4}),
+        ("SAFER in chunks", {"views": 4, "chunk": o.batch}),
+    ]
+    found = {name: peak(o, safer) for name, safer in cases}
+    for name, megabytes in found.items():
+        yield {
+            "what": name,
+            "batch": o.batch,
+            "side": o.side,
+            "peak_mb": megabytes,
+            "ratio": megabytes / found["plain"],
+        }
+
+
+def peak(o: argparse.Namespace, safer: Any) -> float:
+    program = f"""
+import resource, torch, safer_tta
+from safer_tta.models import zoo
+torch.set_num_threads({torch.get_num_threads()})
+images = torch.rand({o.batch}, 3, {o.side}, {o.side}).to({DEVICE!r})
+method = safer_tta.adapt(zoo.create("resnet18", num_classes=7), "tent", {safer!r}, seed=0).to({DEVICE!r})
+if {DEVICE!r} == "cuda":
+    method(images)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    method(images)
+    print((torch.cuda.max_memory_allocated() - before) / 2**20)
+else:
+    safer_tta.adapt(zoo.create("resnet18", num_classes=7), "tent", False, seed=0)(images[:2, :, :32, :32])
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    method(images)
+    print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**10)
+"""
+    return float(subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout)
+
+
+def startup(o: argparse.Namespace) -> Iterator[Row]:
+    """Processes from start to end, and what our imports add to torch's."""
+    programs = {
+        "python": [sys.executable, "-c", ""],
+        "import torch": [sys.executable, "-c", "import torch"],
+        "import torch, safer_tta.adapt": [sys.executable, "-c", "import torch; from safer_tta import adapt"],
+        "safer --help": [sys.executable, "-m", "safer_tta.cli", "--help"],
+        "wrap a ResNet-18": [
+            sys.executable, "-c",
+            "from safer_tta import adapt, models; adapt(models.zoo.create('resnet18', num_classes=7))",
+        ],
+    }  # fmt: skip
+    run = lambda program: subprocess.run(program, capture_output=True, check=True)  # noqa: E731
+    times = timed({name: lambda p=p: run(p) for name, p in programs.items()}, 7)
+    for name, taken in times.items():
+        yield {"what": name, **figures(taken)}
+
+
+SECTIONS: dict[str, Callable[[argparse.Namespace], Iterator[Row]]] = {
+    "steps": steps, "views": views, "operators": operators, "attack": attack, "scaling": scaling, "memory": memory,
+    "startup": startup,
+}  # fmt: skip
+
+
+def machine() -> Row:
+    name = torch.cuda.get_device_name() if DEVICE == "cuda" else f"CPU {platform.machine()}, {os.cpu_count()} cores"
+    return {"machine": name, "threads": torch.get_num_threads(), "torch": torch.__version__}
+
+
+def run(o: argparse.Namespace) -> None:
+    o.out.parent.mkdir(parents=True, exist_ok=True)
+    with open(o.out, "a") as file:
+        for section in o.sections:
+            for row in SECTIONS[section](o):
+                file.write(json.dumps({"section": section, **row, **machine()}) + "\n")
+                file.flush()
+                print(section, {k: round(v, 2) if isinstance(v, float) else v for k, v in row.items()}, flush=True)
+
+
+# --- the page -------------------------------------------------------------------------------------------------------
+
+HEADERS = {
+    "steps": ("architecture", "method", "views", "batch", "side", "ms", "ms_low", "ms_high", "ratio", "rounds"),
+    "views": ("what", "batch", "side", "ms", "ms_low", "ms_high", "ratio", "rounds"),
+    "operators": ("operator", "batch", "side", "ms", "kornia_ms"),
+    "attack": ("batch", "side", "ms", "images_per_s"),
+    "scaling": ("batch", "views", "side", "ms", "ms_per_image"),
+    "memory": ("what", "batch", "side", "peak_mb", "ratio"),
+    "startup": ("what", "ms", "ms_low", "ms_high"),
+}
+
+
+def page(rows: list[Row]) -> str:
+    """Tables, by machine and section."""
+    lines = []
+    for name in dict.fromkeys((r["machine"], r["threads"], r["torch"]) for r in rows):
+        lines += [f"## {name[0]}, {name[1]} threads, torch {name[2]}", ""]
+        for section, columns in HEADERS.items():
+            found = [r for r in rows if r["section"] == section and (r["machine"], r["threads"], r["torch"]) == name]
+            if found:
+                lines += [
+                    f"### {SECTIONS[section].__doc__}",
+                    "",
+                    f"| {' | '.join(columns)} |",
+                    "|---" * len(columns) + "|",
+                ]
+                lines += [f"| {' | '.join(shown(row.get(column)) for column in columns)} |" for row in found]
+                lines.append("")
+    return "\n".join(lines)
+
+
+def shown(value: Any) -> str:
+    if value is None:
+        return "–"
+    return f"{value:.2f}" if isinstance(value, float) else str(value)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    runner = commands.add_parser("run")
+    runner.add_argument("--out", type=Path, required=True)
+    runner.add_argument("--sections", nargs="*", default=list(SECTIONS), choices=list(SECTIONS))
+    runner.add_argument("--architectures", nargs="*", default=["resnet18", "resnet50"])
+    runner.add_argument("--methods", nargs="*", default=["tent", "pl", "tsd"])
+    runner.add_argument("--views", nargs="*", type=int, default=[0, 1, 2, 4, 8])
+    runner.add_argument("--batch", type=int, default=64 if DEVICE == "cuda" else 8)
+    runner.add_argument("--side", type=int, default=224)
+    runner.add_argument("--rounds", type=int, default=20)
+    commands.add_parser("page").add_argument("rows", nargs="+", type=Path)
+    options = parser.parse_args()
+    if options.command == "run":
+        run(options)
+    else:
+        sys.stdout.write(page([json.loads(line) for path in options.rows for line in path.read_text().splitlines()]))
+
+
+if __name__ == "__main__":
+    main()
