@@ -414,7 +414,7 @@ def test_twenty_kills_change_nothing(small, undisturbed, tmp_path):
             [*command(small, tmp_path)], start_new_session=True, env=quiet,
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
-        time.sleep(chance.uniform(1.0, 7.0))
+        time.sleep(chance.uniform(1.0, 6.0))
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
     last = subprocess.run([*command(small, tmp_path), "--json"], capture_output=True, env=quiet)

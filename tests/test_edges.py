@@ -505,3 +505,16 @@ def test_views_written_in_place_are_those_with_a_graph(images):
 def test_a_chunk_that_is_none_is_refused(chunk):
     with pytest.raises(ValueError, match="chunk"):
         safer_tta.Safer(small_net(), chunk=chunk)
+
+
+@pytest.mark.parametrize("method", ["tent", "pl", "t3a", "cotta"])
+def test_half_precision_passes_learn_in_single_precision(method, images):
+    whole, half = (safer_tta.adapt(small_net(), method, seed=0, precision=p) for p in ("float32", "bfloat16"))
+    for x in batches(3):
+        a, b = whole(x), half(x)
+        assert b.probs.dtype == b.features.dtype == torch.float32
+        torch.testing.assert_close(b.probs, a.probs, rtol=0.1, atol=0.1)
+    assert all(t.dtype == torch.float32 for t in half.state_dict().values() if t.is_floating_point())
+    assert half.export()(images).dtype == torch.float32
+    with pytest.raises(ValueError, match="expected one of float32, bfloat16"):
+        safer_tta.adapt(small_net(), method, precision="float8")

@@ -27,6 +27,7 @@ def adapt(
     norm: str | None = None,
     copy: bool = True,
     validate: bool = True,
+    precision: str | None = None,
     **options: Any,
 ) -> Method:
     """Wrap a trained classifier: `adapt(model)(images)` predicts a batch and learns from it.
@@ -36,6 +37,8 @@ def adapt(
     safer: True, False (the plain model), a dict of Safer's arguments, or a Predictor whose settings to use.
     seed: decides every draw. Without it torch's own generator does.
     norm: "medbn" normalises with medians instead of means.
+    precision: "bfloat16" passes images through the model in half the bits; what is learnt stays in single precision.
+        None: as the Classifier says, "float32" unless told otherwise.
     validate: look at every batch's values. False skips it for trusted, fast streams.
     """
     if norm is not None and norm not in NORMS:
@@ -43,6 +46,8 @@ def adapt(
     with torch.inference_mode(False):
         model = copying.deepcopy(model) if copy else model
         classifier = model if isinstance(model, Classifier) else _split(model, safer)
+        if precision is not None:
+            classifier.use_precision(precision)
         if norm is not None:
             replace_norms(classifier, norm)
         predictor = _predictor(classifier, safer, seed)

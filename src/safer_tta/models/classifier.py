@@ -14,6 +14,7 @@ from . import norm as norms_of
 
 Statistics = float | Sequence[float]
 Updates = Literal["none", "norm", "features", "all"]
+PRECISIONS = ("float32", "bfloat16")
 
 
 class Classifier(nn.Module):
@@ -24,6 +25,8 @@ class Classifier(nn.Module):
     mean, std: the normalisation the model was trained with, per channel; applied here. If not given, taken from a
         `pretrained_cfg` that the model carries (timm), else images go in as they are. Never guessed from a batch.
         mean=0, std=1 says that there is none.
+    precision: "float32", or "bfloat16" for passes through the model in half the bits, its weights laid out channels
+        last; parameters, features, scores and everything computed from them stay in single precision.
     """
 
     def __init__(
@@ -33,6 +36,7 @@ class Classifier(nn.Module):
         head: str | None = None,
         mean: Statistics | None = None,
         std: Statistics | None = None,
+        precision: str = "float32",
     ) -> None:
         super().__init__()
         if not isinstance(model, nn.Module):
@@ -43,6 +47,7 @@ class Classifier(nn.Module):
         self.register_buffer("mean", shift, persistent=False)
         self.register_buffer("std", scale, persistent=False)
         self._verified = False
+        self.use_precision(precision)
 
     mean: Tensor | None
     std: Tensor | None
@@ -77,7 +82,7 @@ class Classifier(nn.Module):
 
         hook = self.head.register_forward_hook(watch)
         try:
-            output = self.model(self.normalise(images))
+            output = self._run(self.normalise(images))
         except ValueError as error:
             if "more than 1 value per channel" not in str(error):
                 raise
@@ -89,7 +94,24 @@ class Classifier(nn.Module):
             hook.remove()
         if not self._verified:
             self._verify(entered, left, _logits(output), len(images))
-        return entered[0], left[0]
+        return self._single(entered[0]), self._single(left[0])
+
+    def use_precision(self, name: str) -> None:
+        """From now on pass images through the model in this precision."""
+        if name not in PRECISIONS:
+            raise ValueError(f"precision {name!r} is unknown; expected one of {', '.join(PRECISIONS)}")
+        self.precision = name
+        if name != "float32":
+            self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    def _run(self, images: Tensor) -> Any:
+        if self.precision == "float32":
+            return self.model(images)
+        with torch.autocast(images.device.type, torch.bfloat16):
+            return self.model(images.contiguous(memory_format=torch.channels_last))
+
+    def _single(self, tensor: Tensor) -> Tensor:
+        return tensor if self.precision == "float32" else tensor.float()
 
     def features(self, images: Tensor) -> Tensor:
         """What enters the head: (B,d)."""

@@ -67,7 +67,7 @@ class Safer(Predictor):
     def predict(self, images: Tensor, draw: Draw) -> Prediction:
         views = draw.views(images)
         features, logits = self._through(views.flatten(0, 1))
-        features, logits = (t.unflatten(0, views.shape[:2]) for t in (features, logits))
+        features, logits = (t.view(*views.shape[:2], -1) for t in (features, logits))
         probs = probabilities(logits)
         if len(views) > 1 and len(images) == 1 and self.pool in pooling.BY_AGREEMENT:
             self._warn_once()
