@@ -16,9 +16,7 @@ except ImportError:
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, help="Test-time adaptation that survives attacked inputs."
 )
-train_app = typer.Typer(no_args_is_help=True, help="Train a source model, a robust one, or the attacker's surrogate.")
 data_app = typer.Typer(no_args_is_help=True, help="Look at a dataset.")
-app.add_typer(train_app, name="train")
 app.add_typer(data_app, name="data")
 
 Data = Annotated[
@@ -46,36 +44,17 @@ BatchSize = Annotated[int | None, typer.Option("--batch", help="Images per domai
 LearningRate = Annotated[float | None, typer.Option("--lr", help="Learning rate of Adam.")]
 
 
-@train_app.command("source")
-def train_source(
-    target: Target,
+@app.command("train")
+def train(
+    what: Annotated[
+        str,
+        typer.Argument(
+            help="source: on every domain but the target (ERM); robust: the same on attacked images; surrogate: the "
+            "attacker's model, on 80 % of the target; backbone: the small network that ships with the package."
+        ),
+    ],
     out: Out,
-    data: Data = "synthetic",
-    architecture: Architecture = None,
-    weights: Weights = None,
-    steps: Steps = None,
-    batch: BatchSize = None,
-    lr: LearningRate = None,
-    seed: Seed = 0,
-    side: Side = 224,
-    device: Device = "cpu",
-    as_json: AsJson = False,
-) -> None:
-    """Train on every domain but the target (the paper's ERM)."""
-    from . import training
-
-    dataset = _dataset(data, side, target, others=True)
-    changes = _given(architecture=architecture, weights=weights, steps=steps, batch=batch, lr=lr, seed=seed)
-    recipe = training.source_recipe(dataset.name, **changes)
-    with _progress("source model") as tick:
-        training.train_source(dataset, target, recipe, out, device=device, report=tick)
-    _print_model(out, as_json)
-
-
-@train_app.command("robust")
-def train_robust(
-    target: Target,
-    out: Out,
+    target: Annotated[str | None, typer.Option(help="The domain to adapt to.")] = None,
     data: Data = "synthetic",
     architecture: Architecture = None,
     weights: Weights = None,
@@ -83,59 +62,37 @@ def train_robust(
     batch: BatchSize = None,
     lr: LearningRate = None,
     eps: Budget = None,
-    attack_steps: Annotated[int, typer.Option(help="PGD steps inside every training step.")] = 20,
+    attack_steps: Annotated[int, typer.Option(help="PGD steps inside every training step of `robust`.")] = 20,
     seed: Seed = 0,
     side: Side = 224,
     device: Device = "cpu",
     as_json: AsJson = False,
 ) -> None:
-    """Train on attacked images (the paper's Robust ERM)."""
+    """Train a source model, a robust one, or the attacker's surrogate; a killed training goes on from its last look."""
     from . import training
 
-    dataset = _dataset(data, side, target, others=True)
+    if what not in ("source", "robust", "surrogate", "backbone"):
+        raise typer.BadParameter(f"{what!r} is nothing to train; expected source, robust, surrogate or backbone")
+    if what == "backbone":
+        from .training.backbone import make_backbone
+
+        with _progress("backbone") as tick:
+            make_backbone(out, report=tick)
+        return typer.echo(f"wrote {out}")
+    if target is None:
+        raise typer.BadParameter(f"`safer train {what}` needs --target, the domain to adapt to")
+    dataset = _dataset(data, side, target, others=what != "surrogate")
     changes = _given(architecture=architecture, weights=weights, steps=steps, batch=batch, lr=lr, seed=seed)
-    recipe = training.robust(
-        training.source_recipe(dataset.name, **changes), eps=_fraction(eps or "8/255"), steps=attack_steps
-    )
-    with _progress("robust source model") as tick:
-        training.train_source(dataset, target, recipe, out, device=device, report=tick)
-    _print_model(out, as_json)
-
-
-@train_app.command("surrogate")
-def train_surrogate(
-    target: Target,
-    out: Out,
-    data: Data = "synthetic",
-    architecture: Architecture = None,
-    weights: Weights = None,
-    steps: Steps = None,
-    batch: BatchSize = None,
-    lr: LearningRate = None,
-    seed: Seed = 0,
-    side: Side = 224,
-    device: Device = "cpu",
-    as_json: AsJson = False,
-) -> None:
-    """Train the attacker's model on 80 % of the target domain."""
-    from . import training
-
-    dataset = _dataset(data, side, target, others=False)
-    changes = _given(architecture=architecture, weights=weights, steps=steps, batch=batch, lr=lr, seed=seed)
-    recipe = training.surrogate_recipe(dataset.name, **changes)
-    with _progress("surrogate") as tick:
-        training.train_surrogate(dataset.domain(target), recipe, out, device=device, report=tick)
-    _print_model(out, as_json)
-
-
-@train_app.command("backbone")
-def train_backbone(out: Out) -> None:
-    """Make the small pretrained network again that ships with the package (on drawn letters and digits)."""
-    from .training.backbone import make_backbone
-
-    with _progress("backbone") as tick:
-        make_backbone(out, report=tick)
-    typer.echo(f"wrote {out}")
+    with _progress(f"{what} model") as tick:
+        if what == "surrogate":
+            recipe = training.surrogate_recipe(dataset.name, **changes)
+            training.train_surrogate(dataset.domain(target), recipe, out, device=device, report=tick)
+        else:
+            recipe = training.source_recipe(dataset.name, **changes)
+            if what == "robust":
+                recipe = training.robust(recipe, eps=_fraction(eps or "8/255"), steps=attack_steps)
+            training.train_source(dataset, target, recipe, out, device=device, report=tick)
+    return _print_model(out, as_json)
 
 
 @app.command("attack")

@@ -19,6 +19,7 @@ class ImageMemory:
         self.columns = ("image", "label", *extra)
         for column in self.columns:
             state.memory[f"memory_{column}"] = torch.empty(0, device=state.classifier.device)
+        state.memory["waiting"] = torch.zeros((), dtype=torch.int64)
 
     def __len__(self) -> int:
         return len(self["label"])
@@ -28,6 +29,12 @@ class ImageMemory:
 
     def __setitem__(self, column: str, values: Tensor) -> None:
         self.state.memory[f"memory_{column}"] = values
+
+    def due(self, every: int) -> bool:
+        """Count one more image; true for the last of every `every`, when it is time to learn from the memory."""
+        waiting = (int(self.state.memory["waiting"]) + 1) % every
+        self.state.memory["waiting"] = torch.tensor(waiting, dtype=torch.int64)
+        return waiting == 0
 
     def append(self, **row: Tensor) -> None:
         empty = len(self) == 0

@@ -82,7 +82,6 @@ class NOTE(Method):
         use_train_mode(self.classifier.norms())  # so that their running statistics count as state
         self.memory = ImageMemory(self.state)
         self.state.memory["seen"] = torch.zeros(self.classifier.num_classes, dtype=torch.int64)
-        self.state.memory["waiting"] = torch.zeros((), dtype=torch.int64)
 
     def forward(self, images: Tensor, draw: Any) -> tuple[Prediction, None]:
         with running_statistics(self.classifier.norms()):
@@ -91,11 +90,8 @@ class NOTE(Method):
     def commit(self, images: Tensor, prediction: Prediction) -> None:
         for image, label in zip(images, prediction.labels, strict=True):
             self._remember(image, label)
-            self.state.memory["waiting"] = self.state.memory["waiting"] + 1
-            if int(self.state.memory["waiting"]) >= self.every:
-                self.state.memory["waiting"] = torch.zeros((), dtype=torch.int64)
-                if len(self.memory) > 1:  # one image has no statistics to learn with
-                    self.learn(self._memory_loss())
+            if self.memory.due(self.every) and len(self.memory) > 1:  # one image has no statistics to learn with
+                self.learn(self._memory_loss())
 
     def _remember(self, image: Tensor, label: Tensor) -> None:
         """Prediction-balanced reservoir sampling."""

@@ -74,7 +74,6 @@ class RoTTA(Method):
         use_train_mode(self.classifier.norms())
         self.teacher = make_teacher(self.predictor, self.state)
         self.memory = ImageMemory(self.state, "uncertainty", "age")
-        self.state.memory["waiting"] = torch.zeros((), dtype=torch.int64)
 
     def forward(self, images: Tensor, draw: Any) -> tuple[Prediction, None]:
         with running_statistics(self.teacher.classifier.norms()):
@@ -84,9 +83,7 @@ class RoTTA(Method):
         uncertainty = entropy(prediction.logits)
         for image, label, h in zip(images, prediction.labels, uncertainty, strict=True):
             self._remember(image, label, h)
-            self.state.memory["waiting"] = self.state.memory["waiting"] + 1
-            if int(self.state.memory["waiting"]) >= self.every:
-                self.state.memory["waiting"] = torch.zeros((), dtype=torch.int64)
+            if self.memory.due(self.every):
                 self.learn(self._memory_loss())
                 follow(self.teacher, self.predictor, self.keep)
 

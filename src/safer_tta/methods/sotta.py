@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -55,7 +54,6 @@ class SoTTA(Method):
             if isinstance(norm, _BatchNorm):
                 norm.momentum = self.momentum
         self.memory = ImageMemory(self.state)
-        self.state.memory["waiting"] = torch.zeros((), dtype=torch.int64)
 
     def forward(self, images: Tensor, draw: Any) -> tuple[Prediction, None]:
         with running_statistics(self.classifier.norms()):
@@ -70,11 +68,8 @@ class SoTTA(Method):
         for image, label, sure in zip(images, prediction.labels, confidence > self.threshold, strict=True):
             if bool(sure):
                 self._remember(image, label)
-            self.state.memory["waiting"] = self.state.memory["waiting"] + 1
-            if int(self.state.memory["waiting"]) >= self.every:
-                self.state.memory["waiting"] = torch.zeros((), dtype=torch.int64)
-                if len(self.memory) > 1:  # one image has no statistics to learn with
-                    self.learn(self._memory_loss())
+            if self.memory.due(self.every) and len(self.memory) > 1:  # one image has no statistics to learn with
+                self.learn(self._memory_loss())
 
     def _remember(self, image: Tensor, label: Tensor) -> None:
         """A full memory makes room in its largest class, or in the image's own if that is among the largest."""
