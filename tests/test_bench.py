@@ -17,6 +17,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+import torch
 
 from safer_tta import engines
 from safer_tta.bench import drawings, plan, tables
@@ -102,6 +103,13 @@ def test_every_plan_is_tested():
         (('predictor = "safer"', 'predictor = "safer"\npredictor_options = { views = -3 }'), "views is -3"),
         (('method = "tent"', 'method = "tent"\noptions = { lr = -1.0 }'), "lr is -1.0"),
         (('title = "Two methods"', 'title = '), "not TOML"),
+        (('label = "Tent+SAFER"', 'label = "Tent"'), "more than one row"),
+        (('figure = "bars"', 'figure = "lines"\nvary = { "predictor" = ["plain", "jpeg"] }'), "numbers"),
+        (('figure = "bars"', 'figure = "lines"\nvary = { "attack.eps" = [4], "stream.batch" = [8] }'), "one axis"),
+        (('figure = "bars"', 'figure = "heatmap"\nvary = { "attack.eps" = [4] }'), "two varied"),
+        (('figure = "bars"', 'best_of = ["attack.eps"]'), "not varied"),
+        (('figure = "bars"', 'vary = { "options" = [{ lr = 0.1 }] }'), "numbers, words"),
+        (('figure = "bars"', 'targets = "rest"'), "continual or mixed"),
     ],
 )  # fmt: skip
 def test_mistakes_in_a_plan_are_named_before_anything_is_made(change, said, tmp_path):
@@ -150,7 +158,25 @@ def test_every_published_figure_is_found_by_the_plan_of_its_study():
     with (FILES / "ablations.csv").open() as file:
         expected = Counter(row["study"] for row in csv.DictReader(file))
     expected["main"], expected["alpha_tau_kappa"] = 4 * 14 * 3, 98
+    del expected["alpha_parameters"]  # curves of the best over the other parameters: not what one at a time gives
     assert count == expected
+
+
+def test_the_published_parameter_curves_are_the_best_of_the_published_heatmap():
+    """Why the plan alpha-parameters is not put beside them."""
+    with (FILES / "ablations.csv").open() as file:
+        curves = [row for row in csv.DictReader(file) if row["parameter"] in ("tau", "kappa")]
+    with (FILES / "alpha_tau_kappa.csv").open() as file:
+        heatmap = list(csv.DictReader(file))
+    assert len(curves) == 28
+    for point in curves:
+        line = [
+            float(cell["acc_mean"])
+            for cell in heatmap
+            if float(cell[point["parameter"]]) == float(point["value"])
+            and float(cell["attack_rate"]) == float(point["attack_rate_percent"])
+        ]
+        assert float(point["accuracy_mean"]) == max(line)
 
 
 def test_published_figures_are_the_papers_own():
@@ -161,6 +187,9 @@ def test_published_figures_are_the_papers_own():
     assert published("alpha_tau_kappa", "pacs", "art_painting", "x", {"m.tau": 0.02, "m.kappa": 0.5}, 0).mean == 83.89
     assert published("views", "pacs", "cartoon", "Tent+SAFER", {"predictor_options.views": 4}, 50) is None
     assert published("main", "synthetic", "sketch", "ERM", {}, 0) is None
+    assert published("eot", "pacs", "art_painting", "Tent+SAFER", {"attack.draws": 0}, 100).note
+    assert not published("eot", "pacs", "art_painting", "Tent+SAFER", {"attack.draws": 1}, 100).note
+    assert published("pooling", "pacs", "average", "Tent", {}, 0).std is None
 
 
 # --- tables ---------------------------------------------------------------------------------------------------------
@@ -203,10 +232,32 @@ def test_best_is_bold_and_second_underlined():
 
 def test_a_missing_run_is_a_dash_and_no_average_hides_it():
     shipped, found = made_up("main", seeds=1)
-    found = [(c, r) for c, r in found if not (c.row.label == "ERM" and c.attack_rate == 50)]
+    found = [(c, r) for c, r in found if (c.row.label, c.attack_rate, c.target) != ("ERM", 50, "photo")]
     table = tables.tables(shipped, found, "pacs")[0]
-    assert dict(table.rows)["ERM"][table.columns.index("average, 50 %")].mean is None
+    row = dict(table.rows)["ERM"]
+    assert row[table.columns.index("photo, 50 %")].mean is None
+    assert row[table.columns.index("average, 50 %")].mean is None
+    assert row[table.columns.index("average, 0 %")].mean == 50.0
     assert "–" in tables.markdown(table)
+
+
+def test_an_average_over_some_targets_is_not_put_beside_the_papers():
+    shipped, found = made_up("main", seeds=1)
+    found = [(c, r) for c, r in found if c.target in ("photo", "sketch")]
+    table = tables.tables(shipped, found, "pacs")[0]
+    average = dict(table.rows)["Tent"][table.columns.index("average, 0 %")]
+    assert average.mean == 50.0
+    assert average.paper is None
+
+
+def test_unfinished_settings_do_not_win():
+    def figure(cell):
+        return 95.0 if cell.varied["predictor_options.mixing.tau"] == 0.5 else 60.0
+
+    shipped, found = made_up("alpha-signal", figure=figure)
+    half = [(c, r) for c, r in found if r["accuracy"] != 95.0 or c.attack_rate == 0]
+    assert "tau 0.5" not in tables.tables(shipped, half, "pacs")[0].rows[0][0]
+    assert "tau 0.5" in tables.tables(shipped, found, "pacs")[0].rows[0][0]
 
 
 def test_the_best_of_a_sweep_is_one_setting():
@@ -227,9 +278,11 @@ def test_side_by_side_and_comma_separated():
     table = tables.tables(shipped, found, "pacs")[0]
     beside = tables.beside_the_paper(table)
     assert "| Tent+SAFER | views 4, 50 % | 50.0 ± 0.0 | 74.5 | -24.5 |" in beside
-    lines = list(csv.DictReader(tables.comma_separated(table).splitlines()))
-    assert len(lines) == 12
-    assert {line["paper_mean"] for line in lines if line["column"] == "views 1, 0 %"} == {"65.38"}
+    lines = list(csv.DictReader(tables.comma_separated([table, table]).splitlines()))
+    assert len(lines) == 24
+    one = [line for line in lines if (line["predictor_options.views"], line["attack_rate"]) == ("1", "0.0")]
+    assert {line["paper_mean"] for line in one} == {"65.38"}
+    assert {line["target"] for line in lines} == {"art_painting"}
 
 
 @pytest.mark.parametrize("name", SIZES)
@@ -275,7 +328,7 @@ def test_every_plan_runs_end_to_end_at_its_quick_size(name, everything):
         assert (row["method"], row["predictor"]) == (cell.row.method, cell.row.predictor)
         assert row["images"] == 32 - (32 % 3 if "+" in cell.target else 0)
         assert math.isfinite(row["nll"])
-    folder = place.store / "reports" / name
+    folder = place.store / "reports" / study.folder
     assert {"rows.jsonl", "tables.md", "tables.tex", "tables.csv"} <= {path.name for path in folder.iterdir()}
     drawn = [grid.figure for grid in study.plan.grids]
     expected = [f"figure-{i}.svg" for i, kind in enumerate(drawn) if kind not in ("none", "pictures")]
@@ -294,6 +347,30 @@ def test_asking_again_makes_nothing_again(everything):
     assert estimate(study, place) == 0
 
 
+def test_a_default_spelt_out_is_the_same_run(tmp_path):
+    path = tmp_path / "p.toml"
+    path.write_text(SMALL)
+    spelt = tmp_path / "q.toml"
+    options = '{ views = 4, pool = "cc_drop", pipeline = { max_operators = 3 } }'
+    spelt.write_text(SMALL.replace('predictor = "safer"', f'predictor = "safer"\npredictor_options = {options}'))
+    assert quick(path, tmp_path)[0].runs == quick(spelt, tmp_path)[0].runs
+
+
+def test_quick_figures_are_not_put_beside_the_papers(tmp_path):
+    study, _ = quick("views", tmp_path)
+    assert not study.whole
+    real = prepare("views", Place(tmp_path))
+    assert real.folder != study.folder
+
+
+def test_foreign_files_in_the_store_are_left_alone(tmp_path):
+    results = Results(tmp_path)
+    row = results.write({"run": "0123456789abcdef", "accuracy": 50.0})
+    (tmp_path / "notes.jsonl").write_text("mine\n")
+    assert results.rows() == [row]
+    assert results.query("select accuracy from rows") == [(50.0,)]
+
+
 def test_rows_are_asked_in_sql(everything):
     place = everything[1]
     counted = place.results.query("select count(*), count(distinct run) from rows")[0]
@@ -310,6 +387,10 @@ def test_tasks_travel_as_a_file(store, tmp_path, small):
     for task in read_tasks(tmp_path / "tasks.json"):
         execute(task, elsewhere)
     assert states(study, elsewhere) == {"done": 4}
+    others = Place(tmp_path / "other data")  # 1,400 images a domain
+    with pytest.raises(StoreError, match="other data"):
+        execute(study.tasks[0], others)
+    assert not others.store.exists()
     (tmp_path / "other.json").write_text("{}")
     with pytest.raises(StoreError, match="no tasks"):
         read_tasks(tmp_path / "other.json")
@@ -359,6 +440,29 @@ def test_a_damaged_row_is_named_and_the_others_stay(store, small, undisturbed, t
     assert str(damaged) in publish(study, place).read_text()
     damaged.write_text("{half a row")
     assert "not JSON" in study.found(place)[1][0]
+    assert states(study, place) == {"done": 3, "damaged": 1}
+    done = subprocess.run([*command(small, tmp_path), "--json"], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert json.loads(done.stdout)["damaged"] == 1
+
+
+def test_a_worker_needs_neither_pydantic_nor_duckdb(tmp_path, small):
+    """So that tasks can be carried out on a machine that has torch and little else."""
+    study, _ = quick(small, tmp_path)
+    write_tasks(tmp_path / "tasks.json", study.tasks)
+    program = """
+import sys
+sys.modules.update(pydantic=None, duckdb=None, fastapi=None, kornia=None)  # importing any of them fails
+from pathlib import Path
+from safer_tta import engines
+from safer_tta.bench.tasks import QUICK_COUNT, Place, read_tasks
+if __name__ == "__main__":
+    tasks, place = read_tasks(Path("tasks.json")), Place(Path("there"), count=QUICK_COUNT)
+    assert engines.execute("local", tasks, place, lambda event: None, workers=1, threads=1) == {}
+    assert all(task.done(place) for task in tasks)
+"""
+    (tmp_path / "program.py").write_text(program)
+    subprocess.run([sys.executable, "program.py"], cwd=tmp_path, check=True)
 
 
 def test_a_task_that_fails_is_named_and_the_others_go_on(store, small, tmp_path):
@@ -538,6 +642,27 @@ def test_the_command_lists_shows_and_counts(store, small, undisturbed):
     wrong = safer("mian")
     assert wrong.returncode == 2
     assert "did you mean 'main'" in wrong.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--workers", "-1"], "equal to 1"),
+        (["--seeds", "0"], "equal to 1"),
+        (["--images", "-5"], "equal to 1"),
+        (["--weights", "none"], "pretrained"),
+        (["--engine", "cloud"], "local or ray"),
+        (["--sink", "cloud"], "tensorboard"),
+        (["--device", "cuda"], "cpu"),
+    ],
+)
+def test_options_that_cannot_be_meant_are_refused(arguments, said, small, tmp_path):
+    if torch.cuda.is_available() and "cuda" in arguments:
+        pytest.skip("there is a GPU here")
+    done = safer(small, "--quick", "--store", tmp_path / "s", *arguments)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_an_estimate_is_there_before_the_first_run(small, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import shutil
 import signal
 import subprocess
@@ -329,7 +330,8 @@ def test_exactly_so_many_of_each_batch_are_attacked(count, batch, rate, seed):
     stream = Stream([clean], StreamSpec(attack_rate=rate, batch=batch, seed=seed), [attacked])
     seen = []
     for images, labels, mask in stream:
-        assert int(mask.sum()) == round(rate / 100 * len(images))
+        exact = rate / 100 * len(images)
+        assert math.floor(exact) <= int(mask.sum()) <= math.ceil(exact - 1e-9)
         values = images[:, 0, 0, 0].int()
         original = torch.where(mask, (values - 100) % 256, values)
         assert torch.equal(original % 4, labels)
@@ -408,3 +410,33 @@ def test_a_stream_follows_from_its_manifest():
 def test_mistakes_are_named(call, says):
     with pytest.raises(DataError, match=says):
         call()
+
+
+@pytest.mark.parametrize("batch", [1, 3, 64])
+def test_small_batches_keep_the_attack_rate(batch):
+    """Half of single images is every other one on average, not none; and a higher rate attacks the same and more."""
+    domain = open_dataset("synthetic", count=280).domain("sketch")
+
+    def attacked(rate):
+        spec = StreamSpec(attack_rate=rate, batch=batch, seed=3)
+        return torch.cat([part.attacked for part in Stream([domain], spec, [domain.images])])
+
+    shares = [float(attacked(rate).double().mean()) for rate in (0, 25, 50, 75, 100)]
+    assert shares[0] == 0
+    assert shares[-1] == 1
+    assert all(abs(share - rate) < 0.1 for share, rate in zip(shares, (0, 0.25, 0.5, 0.75, 1), strict=True))
+    for low, high in ((5, 20), (20, 50), (50, 95)):
+        assert not (attacked(low) & ~attacked(high)).any()
+
+
+def test_a_dataset_is_known_by_the_content_of_its_files(tmp_path):
+    for label in "ab":
+        for domain in "xy":
+            folder = tmp_path / "data" / domain / label
+            folder.mkdir(parents=True)
+            Image.new("RGB", (8, 8), (10, 20, 30)).save(folder / "1.bmp")
+    first = open_dataset(tmp_path / "data", side=8, cache=tmp_path / "cache").identity
+    assert open_dataset(tmp_path / "data", side=8, cache=tmp_path / "cache").identity == first
+    assert open_dataset(tmp_path / "data", side=16, cache=tmp_path / "cache").identity != first
+    Image.new("RGB", (8, 8), (99, 20, 30)).save(folder / "1.bmp")  # the same size
+    assert open_dataset(tmp_path / "data", side=8, cache=tmp_path / "cache").identity != first

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -176,10 +177,10 @@ def bench(
     ],
     of: Annotated[str | None, typer.Argument(help="The plan or file that `status` and `tasks` are asked of.")] = None,
     data: Data = "synthetic",
-    seeds: Annotated[int, typer.Option(help="How many; results are means over them.")] = 3,
+    seeds: Annotated[int, typer.Option(min=1, help="How many; results are means over them.")] = 3,
     target: Annotated[list[str] | None, typer.Option(help="Only this domain; may be given again.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Tiny models and streams, to see everything work.")] = False,
-    images: Annotated[int | None, typer.Option(help="Images in a stream (default: all; 512 of synthetic).")] = None,
+    images: Annotated[int | None, typer.Option(min=1, help="Images in a stream (default: all; synthetic 512).")] = None,
     architecture: Architecture = None,
     weights: Weights = None,
     steps: Steps = None,
@@ -187,8 +188,8 @@ def bench(
     store: Store = Path("bench"),
     device: Device = "cpu",
     engine: Annotated[str, typer.Option(help="local: processes of this machine; ray: a cluster.")] = "local",
-    workers: Annotated[int | None, typer.Option(help="Tasks at once (default: one for each core or GPU).")] = None,
-    threads: Annotated[int | None, typer.Option(help="Of each (default: the cores they share; with ray 1).")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Tasks at once (default: one per core or GPU).")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="Of each (default: the cores they share; ray: 1).")] = None,
     address: Annotated[str | None, typer.Option(help="Of a running Ray cluster.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the runs and about how long they take.")] = False,
     tasks: Annotated[
@@ -206,13 +207,15 @@ def bench(
     if what in ("status", "tasks") and of is None:
         raise typer.BadParameter(f"`safer bench {what}` needs a plan or file after it")
     place = Place(store, data, side, QUICK_COUNT if quick else COUNT, weights=weights, device=device)
+    if weights == "none":
+        raise typer.BadParameter("a study starts from pretrained weights; expected a safetensors file")
     options = {"workers": workers, "threads": threads, **({"address": address} if engine == "ray" else {})}
     if what == "tasks":
         return _carry_out(read_tasks(Path(str(of))), place, engine, options, sink or [], as_json)
     from .bench.publish import publish
     from .bench.study import estimate, prepare, states
 
-    command = "safer " + " ".join(sys.argv[1:])
+    command = shlex.join(["safer", *sys.argv[1:]])
     name = str(of) if what == "status" else what
     study = prepare(
         name, place, seeds=seeds, targets=target or (), quick=quick, images=images, steps=steps,
@@ -229,17 +232,18 @@ def bench(
                 typer.echo(f"{'done' if task.done(place) else 'open':5} {task.kind:10} {task.label}")
             shown["seconds_on_one_worker"] = estimate(study, place)
         return _result(shown, as_json)
-    failed: dict[str, str] = {}
     try:
         failed = _execute(study.tasks, place, engine, options, sink or [])
-    finally:
-        page = publish(study, place, failed)
+    except KeyboardInterrupt:
+        publish(study, place, pictures=False)
+        raise
+    page, counted = publish(study, place, failed), states(study, place)
     if as_json:
-        _result({"page": str(page), "failed": failed, **states(study, place)}, True)
+        _result({"page": str(page), "failed": failed, **counted}, True)
     else:
         typer.echo((page.parent / "tables.md").read_text())
         typer.echo(f"page: {page}")
-    if failed:
+    if failed or counted["damaged"]:
         raise typer.Exit(1)
     return None
 

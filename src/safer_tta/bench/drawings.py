@@ -45,12 +45,13 @@ def _bars(plan: Plan, grid: Grid, found: Sequence[Found], table: Table) -> Drawi
 
 def _lines(plan: Plan, grid: Grid, found: Sequence[Found], table: Table) -> Drawing:
     """Accuracy over what the grid varies, one curve for each row and rate; or over the rate itself."""
-    place = next(iter(grid.vary), None)
+    place = next((place for place in grid.vary if place not in grid.best_of), None)
     name = "attack_rate" if place is None else place.rpartition(".")[2]
     curves: dict[str, list[Found]] = {}
     for cell, row in found:
         rate = f", {cell.attack_rate:g} %" if place and len({c.attack_rate for c, _ in found}) > 1 else ""
-        curves.setdefault(f"{cell.row.label}{rate}", []).append((cell, row))
+        where = f" on {cell.target}" if len({c.target for c, _ in found}) > 1 else ""
+        curves.setdefault(f"{cell.row.label}{where}{rate}", []).append((cell, row))
     drawn = {label: _curve(runs, place, "accuracy") for label, runs in curves.items()}
     second = None
     if name == "views":
@@ -76,7 +77,8 @@ def _rolling(plan: Plan, grid: Grid, found: Sequence[Found], table: Table) -> Dr
     curves: dict[str, list[list[float]]] = {}
     for cell, row in found:
         if cell.attack_rate == rate:
-            curves.setdefault(cell.row.label, []).append(row["rolling"])
+            where = f" on {cell.target}" if len({c.target for c, _ in found}) > 1 else ""
+            curves.setdefault(f"{cell.row.label}{where}", []).append(row["rolling"])
     drawn = {}
     for label, runs in curves.items():
         length = min(map(len, runs))
@@ -88,14 +90,16 @@ def _rolling(plan: Plan, grid: Grid, found: Sequence[Found], table: Table) -> Dr
 def _heatmap(plan: Plan, grid: Grid, found: Sequence[Found], table: Table) -> Drawing:
     """Two varied places against each other, a panel for each rate."""
     first, second = list(grid.vary)[:2]
-    values: dict[tuple[float, Any, Any], list[float]] = {}
+    values: dict[tuple[str, float, Any, Any], list[float]] = {}
     for cell, row in found:
-        values.setdefault((cell.attack_rate, cell.varied[first], cell.varied[second]), []).append(row["accuracy"])
-    down, across = (sorted({key[i] for key in values}) for i in (1, 2))
+        place = (cell.target, cell.attack_rate, cell.varied[first], cell.varied[second])
+        values.setdefault(place, []).append(row["accuracy"])
+    down, across = (sorted({key[i] for key in values}) for i in (2, 3))
     panels = {}
-    for rate in sorted({key[0] for key in values}):
-        cells = [[values.get((rate, a, b)) for b in across] for a in down]
-        panels[f"{rate:g} % attacked"] = [[None if c is None else statistics.mean(c) for c in line] for line in cells]
+    for target, rate in sorted({key[:2] for key in values}):
+        cells = [[values.get((target, rate, a, b)) for b in across] for a in down]
+        means = [[None if c is None else statistics.mean(c) for c in line] for line in cells]
+        panels[f"{target}, {rate:g} % attacked"] = means
     names = [X_NAMES.get(place.rpartition(".")[2], place) for place in (first, second)]
     return heatmaps(panels, across=(names[1], across), down=(names[0], down))
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 # Okabe and Ito's palette, told apart by all common kinds of colour blindness
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-DASHES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)))
-MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+# Periods without a common divisor: the first 7 x 5 x 6 curves all look different.
+DASHES = ("-", "--", "-.", ":", (0, (5, 1)))
+MARKERS = ("o", "s", "^", "D", "v", "P")
 HATCHES = ("", "//", "..", "xx", "--", "\\\\", "++")
 
 
@@ -55,7 +57,8 @@ def lines(
         right.set(ylabel=second[0], ylim=(0, None))
         handles = tuple(a + b for a, b in zip(handles, right.get_legend_handles_labels(), strict=True))
     axes.grid(alpha=0.3)
-    axes.legend(*handles, fontsize=8, frameon=False, loc="best")
+    outside = {"loc": "upper left", "bbox_to_anchor": (1.12 if second else 1.0, 1.0)}
+    axes.legend(*handles, fontsize=8, frameon=False, **(outside if len(handles[0]) > 4 else {"loc": "best"}))
     _bare(axes)
     return _drawn(plt, figure)
 
@@ -74,7 +77,7 @@ def bars(
     figure, axes = plt.subplots(figsize=(6.2, 1.2 + 0.16 * len(groups) * (len(series) + 1)))
     for index, (name, values) in enumerate(series.items()):
         places = [group + (index - (len(series) - 1) / 2) * height for group in range(len(groups))]
-        lengths = [0.0 if value is None else value for value in values]
+        lengths = [math.nan if value is None else value for value in values]  # no bar where there is no run
         errors = None if spread is None else [value or 0.0 for value in spread[name]]
         axes.barh(
             places, lengths, height=height, label=name, color=COLOURS[index % len(COLOURS)], edgecolor="white",

@@ -11,6 +11,7 @@ from typing import Any
 from .. import methods, predictors
 from ..data import Dataset
 from ..data.store import digest
+from ..methods.registry import settings
 from ..models import zoo
 from ..training import Recipe, full_threat, robust, source_recipe, surrogate_recipe
 from .plan import Attack, Cell, PlanError, Row
@@ -67,12 +68,23 @@ def check(cells: Sequence[Cell]) -> None:
     for row in {digest(cell.row.model_dump()): cell.row for cell in cells}.values():
         name = row.method.partition("+")[0]
         try:
-            predictor = predictors.create(
-                row.predictor, zoo.create("small", num_classes=7), seed=0, **row.predictor_options
-            )
-            methods.create(name, predictor, **row.options)
+            methods.create(name, _predictor(row), **row.options)
         except (TypeError, ValueError) as error:
             raise PlanError(f"row {row.label!r}: {error}") from error
+
+
+def _predictor(row: Row) -> predictors.Predictor:
+    return predictors.create(row.predictor, zoo.create("small", num_classes=7), seed=0, **row.predictor_options)
+
+
+def _resolved(row: Row) -> dict[str, Any]:
+    """Method and predictor with every option spelt out: a default and the same value given are one run."""
+    return {
+        "method": row.method,
+        "options": settings(row.method.partition("+")[0], row.options),
+        "predictor": row.predictor,
+        "predictor_options": _predictor(row).settings,
+    }
 
 
 class _Builder:
@@ -93,7 +105,7 @@ class _Builder:
             "dataset": self.dataset.identity,
             "target": self.cell.target,
             "images": images,
-            **{key: getattr(row, key) for key in ("method", "options", "predictor", "predictor_options")},
+            **_resolved(row),
             "source": source.definition,
             "attack": attack,
             "stream": {
@@ -140,7 +152,7 @@ class _Builder:
                 "images": images,
                 "seed": self.cell.seed,
             }
-            effort = 100 if name == "autoattack" else 3 * threat["steps"]
+            effort = 100 if name == "autoattack" else 3 * int(threat["steps"])
             label = f"{name} of {target}, eps {attack.eps:g}/255, seed {self.cell.seed}"
             attacked = Task("attacked", label, definition, (surrogate.name,), effort * (images or 2000))
             needed += [surrogate, attacked]
@@ -169,5 +181,10 @@ def _passes(cost: str) -> float:
 
 
 def _threat(attack: Attack, steps: int) -> dict[str, Any]:
-    budget = {"eps": attack.eps / LEVELS, "steps": attack.steps or steps, "norm": attack.norm}
-    return full_threat(**budget) if attack.norm == "l2" else full_threat(**budget, step=attack.step / LEVELS)
+    threat = {"eps": attack.eps / LEVELS, "norm": attack.norm}
+    if attack.name == "autoattack":  # which has steps of its own
+        return threat
+    steps = attack.steps or steps
+    if attack.norm == "l2":
+        return full_threat(**threat, steps=steps)
+    return full_threat(**threat, steps=steps, step=attack.step / LEVELS)

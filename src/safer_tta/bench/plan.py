@@ -9,14 +9,15 @@ import copy
 import difflib
 import itertools
 import tomllib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 try:
-    from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+    from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 except ImportError as error:
     raise ImportError("plans need pydantic: pip install 'safer-tta[bench]'") from error
 
@@ -109,6 +110,33 @@ class Grid(_Strict):
             StreamSpec(attack_rate=rate)
         return rates
 
+    @field_validator("rows")
+    @classmethod
+    def _distinct(cls, rows: tuple[Row, ...]) -> tuple[Row, ...]:
+        twice = [label for label, count in Counter(row.label for row in rows).items() if count > 1]
+        if twice:
+            raise ValueError(f"label {twice[0]!r} stands on more than one row; expected each row to have its own")
+        return rows
+
+    @model_validator(mode="after")
+    def _can_be_shown(self) -> Self:
+        unknown = set(self.best_of) - set(self.vary)
+        if unknown:
+            raise ValueError(f"best_of has {sorted(unknown)[0]!r}, which is not varied")
+        for place, values in self.vary.items():
+            if not values or any(isinstance(value, (dict, list, tuple)) for value in values):
+                raise ValueError(f"{place} varies over {list(values)}; expected numbers, words or true/false")
+        shown = [place for place in self.vary if place not in self.best_of]
+        numbers = all(isinstance(v, (int, float)) for place in shown for v in self.vary[place])
+        if self.figure == "lines" and (len(shown) > 1 or not numbers):
+            raise ValueError("a figure of lines has one axis; expected at most one varied place, and numbers there")
+        if self.figure == "heatmap" and (len(shown) != 2 or len(self.rows) != 1):
+            raise ValueError("a heatmap shows one row over two varied places; expected exactly these")
+        orders = {row.stream.order for row in self.rows}
+        if self.targets == "rest" and not orders <= {"continual", "mixed"}:
+            raise ValueError("targets 'rest' is a stream of several domains; expected stream.order continual or mixed")
+        return self
+
 
 class Plan(_Strict):
     title: str
@@ -166,6 +194,8 @@ def cells(plan: Plan, dataset: Dataset, *, seeds: int = 3, only: Sequence[str] =
 
 
 def _targets(grid: Grid, dataset: Dataset, only: Sequence[str]) -> list[str]:
+    if grid.targets == "rest" and only:
+        raise PlanError("this plan streams several domains as one; it has no single target to choose")
     if grid.targets == "rest":
         return ["+".join(dataset.domains[1:])]
     if grid.targets == "one":

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..data import StoreError
+from ..data.store import digest
 from ..tensorfile import atomic_write
 from ..training import load
 from . import report, tables
@@ -19,6 +20,8 @@ from .plan import Cell, Plan
 from .qualitative import one_attacked_image
 from .tables import Entry, Found, Table
 from .tasks import Place, Task, stream_of, surrogate_facts
+
+SHOWN_BATCHES = 6  # adapted to before an image is chosen for the picture
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,12 @@ class Study:
     tasks: Sequence[Task]
     runs: Sequence[str]
     command: str = ""
+    whole: bool = True  # not quick, not an excerpt: what the paper's figures may stand beside
+
+    @property
+    def folder(self) -> str:
+        """One for every plan, dataset and size: a quick run does not write over a real one."""
+        return f"{self.name}-{self.dataset}-{digest({'runs': sorted(set(self.runs))})[:6]}"
 
     def found(self, place: Place) -> tuple[list[Found], list[str]]:
         """The rows that are there with the cells they belong to, and what is wrong with those that cannot be read."""
@@ -45,22 +54,27 @@ class Study:
         return found, list(dict.fromkeys(problems))
 
 
-def publish(study: Study, place: Place, failed: Mapping[str, str] = {}) -> Path:
-    """Write tables (Markdown, LaTeX, CSV), figures (SVG, PNG), rows and the page; return where the page is."""
-    folder = place.store / "reports" / study.name
+def publish(study: Study, place: Place, failed: Mapping[str, str] = {}, *, pictures: bool = True) -> Path:
+    """Write tables (Markdown, LaTeX, CSV), figures (SVG, PNG), rows and the page; return where the page is.
+
+    pictures: adapt once more to show one image's views, where the plan wants that.
+    """
+    folder = place.store / "reports" / study.folder
     folder.mkdir(parents=True, exist_ok=True)
+    for old in folder.glob("figure-*"):
+        old.unlink()
     found, problems = study.found(place)
-    made = tables.tables(study.plan, found, study.dataset)
+    made = tables.tables(study.plan, found, study.dataset if study.whole else "")
     drawings = [drawing(study.plan, number, found, table) for number, table in enumerate(made)]
     _write(folder / "rows.jsonl", "".join(json.dumps(row, sort_keys=True) + "\n" for row in _distinct(found)))
     _write(folder / "tables.md", _markdown(study, made))
     _write(folder / "tables.tex", "\n".join(tables.latex(table) for table in made))
-    _write(folder / "tables.csv", "".join(tables.comma_separated(table) for table in made))
+    _write(folder / "tables.csv", tables.comma_separated(made))
     for number, drawn in enumerate(drawings):
         if drawn is not None:
             _write(folder / f"figure-{number}.svg", drawn.svg)
             _write(folder / f"figure-{number}.png", drawn.png)
-    shown = _pictures(study, place)
+    shown = _pictures(study, place) if pictures else []
     page = _page(study, place, found, made, drawings, shown, {**failed, **dict.fromkeys(problems, "damaged row")})
     _write(folder / "report.html", page)
     return folder / "report.html"
@@ -80,7 +94,7 @@ def _markdown(study: Study, made: Sequence[Table]) -> str:
     for table in made:
         parts += [f"## {table.title}", tables.markdown(table)]
         if table.compared:
-            parts += ["### Beside the paper's figures", tables.beside_the_paper(table)]
+            parts += ["### Beside the paper's figures", _unlike(study), tables.beside_the_paper(table)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -92,9 +106,9 @@ def _pictures(study: Study, place: Place) -> list[report.View]:
         what = task.definition
         if task.kind == "run" and what["predictor"] == "safer" and what["attack"] is not None and task.done(place):
             domains, attacked, _ = stream_of(what, place)
-            source = load(Task("source", "", what["source"]).path(place))
+            source = load(Task("source", "", what["source"]).path(place)).to(place.device)
             spec = what["stream"]
-            return one_attacked_image(source, domains[0], attacked[0], spec["seed"], spec["batch"])
+            return one_attacked_image(source, domains[0], attacked[0], spec["seed"], spec["batch"], SHOWN_BATCHES)
     return []
 
 
@@ -119,7 +133,7 @@ def _page(
         if drawn is not None:
             content.append(report.charts((drawn.svg, f"figure: {table.title}")))
         if table.compared:
-            content += [report.paragraph("Beside the paper's figures (its backbone is ResNet-18):"), _compared(table)]
+            content += [report.paragraph(f"Beside the paper's figures. {_unlike(study)}"), _compared(table)]
         sections.append(report.section(table.title, *content))
     if shown:
         sections.append(report.section("One attacked image", report.views(shown)))
@@ -127,6 +141,14 @@ def _page(
         sections.append(report.section("One attacked image", report.paragraph("No image of this stream shows it.")))
     sections += _closing(study, place, found)
     return report.page(f"{study.plan.title}: {study.dataset}", *sections)
+
+
+def _unlike(study: Study) -> str:
+    """What must be known before two figures are compared."""
+    recipes = [task.definition["recipe"] for task in study.tasks if task.kind == "source"]
+    ours = sorted({f"{r['architecture']}, {r['steps']} training steps" for r in recipes})
+    hardened = {f" Robust ERM with {r['attack']['steps']} attack steps." for r in recipes if r["attack"]}
+    return f"Ours: {'; '.join(ours)}, normalised images. The paper: resnet18, 5000 steps, without.{''.join(hardened)}"
 
 
 def _summary(study: Study, found: Sequence[Found]) -> str:
@@ -142,7 +164,7 @@ def _sortable(table: Table) -> str:
     for label, entries in table.rows:
         values = []
         for entry, (best, second) in zip(entries, table.ranks(), strict=True):
-            place = None if entry.mean is None else round(entry.mean, 2)
+            place = None if entry.mean is None else round(entry.mean, 1)
             mark = "" if place is None else "best" if place == best else "second" if place == second else ""
             values.append(report.Value(entry.mean, _text(entry), mark))
         rows.append((label, values))
@@ -160,11 +182,11 @@ def _compared(table: Table) -> str:
     for label, entries in table.rows:
         for column, entry in zip(table.columns, entries, strict=True):
             if entry.paper:
-                difference = None if entry.mean is None else entry.mean - entry.paper.mean
+                gap = None if entry.mean is None or entry.paper.note else entry.mean - entry.paper.mean
                 values = [
                     report.Value(entry.mean, _text(entry)),
                     report.Value(entry.paper.mean, f"{entry.paper.mean:.1f}"),
-                    report.Value(difference, "–" if difference is None else f"{difference:+.1f}"),
+                    report.Value(gap, tables.difference(entry)),
                 ]
                 rows.append((f"{label}, {column}", values))
     return report.sortable(["row", "ours", "paper", "difference"], rows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -14,13 +15,18 @@ from .report import View
 
 
 def one_attacked_image(
-    source: Classifier, domain: Domain, attacked: np.ndarray[Any, Any], seed: int, batch: int = 64
+    source: Classifier,
+    domain: Domain,
+    attacked: np.ndarray[Any, Any],
+    seed: int,
+    batch: int = 64,
+    most: int | None = None,
 ) -> list[View]:
-    """An image whose attacked original is misread and whose pooled views are not, after a few adapted batches."""
+    """An image whose attacked original is misread and whose pooled views are not, of the first `most` batches."""
     method = adapt(source, "tent", seed=seed)
     stream = Stream([domain], StreamSpec(attack_rate=100, seed=seed, batch=batch), [attacked])
     candidates = []
-    for number, arrived in enumerate(stream):
+    for number, arrived in enumerate(itertools.islice(stream, most)):
         draw = method.predictor.draw(arrived.images)
         prediction = method.predictor(arrived.images, draw, track=False).detach()
         report_on = prediction.report

@@ -7,6 +7,7 @@ started, incomplete or done by what lies in the folder. `query` asks all rows at
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -58,8 +59,12 @@ class Results:
 
     def rows(self, names: Iterable[str] | None = None) -> list[Row]:
         """The rows that are there, of these runs or of all."""
-        wanted = sorted(path.stem for path in self.folder.glob("*.jsonl")) if names is None else names
+        wanted = self._names() if names is None else names
         return [self.row(name) for name in wanted if self.path(name).exists()]
+
+    def _names(self) -> list[str]:
+        """Files that are rows by their name; whatever else lies in the folder is not ours."""
+        return sorted(path.stem for path in self.folder.glob("*.jsonl") if re.fullmatch(r"[0-9a-f]{16}", path.stem))
 
     def query(self, sql: str) -> list[tuple[Any, ...]]:
         """SQL over the table `rows`: results.query("select method, avg(accuracy) from rows group by 1")."""
@@ -67,12 +72,12 @@ class Results:
             import duckdb
         except ImportError as error:
             raise ImportError("queries need duckdb: pip install 'safer-tta[bench]'") from error
-        if not any(self.folder.glob("*.jsonl")):
+        files = [str(self.path(name)) for name in self._names()]
+        if not files:
             raise StoreError(f"{self.folder} holds no rows yet")
         with duckdb.connect() as database:
-            files = str(self.folder / "*.jsonl").replace("'", "''")
             options = "format='newline_delimited', union_by_name=true, maximum_object_size=2097152"
-            database.execute(f"create view rows as select * from read_json('{files}', {options})")
+            database.execute(f"create table rows as select * from read_json(?, {options})", [files])
             return list(database.execute(sql).fetchall())
 
 

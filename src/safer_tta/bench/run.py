@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import platform
 import time
@@ -140,8 +141,7 @@ def evaluate(
     folder.mkdir(parents=True, exist_ok=True)
     unfinished = results.progress(name)
     method = build()
-    if method.classifier.device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(method.classifier.device)
+    _forget_peak(method.classifier.device)
     record = Record.load(unfinished, method, name)
     saved = time.monotonic()
     for batch in stream.since(record.batches):
@@ -153,7 +153,7 @@ def evaluate(
         if time.monotonic() - saved >= save_seconds:
             record.save(unfinished, method, name)
             saved = time.monotonic()
-        tick(record.batches, len(stream), accuracy=100 * record.accuracy)
+        tick(record.batches, len(stream), accuracy=record.last_accuracy)
     figures = record.figures(len(stream.domains[0].classes))
     row = {**definition, **figures, **_machine(method), "manifest": stream.manifest(), "run": name}
     return results.write(row if defined_by is None else {**row, "defined_by": dict(defined_by)})
@@ -170,8 +170,9 @@ class Record:
         return len(self.columns.get("seconds", ()))
 
     @property
-    def accuracy(self) -> float:
-        return float((torch.cat(self.columns["probs"]).argmax(1) == torch.cat(self.columns["labels"])).float().mean())
+    def last_accuracy(self) -> float:
+        """Of the last batch, in percent."""
+        return 100 * float((self.columns["probs"][-1].argmax(1) == self.columns["labels"][-1]).float().mean())
 
     def add(self, prediction: Prediction, labels: Tensor, attacked: Tensor, seconds: float) -> None:
         report = prediction.report
@@ -219,6 +220,7 @@ class Record:
             "images": len(labels),
             "batches": len(per_batch),
             "accuracy": _percent(right),
+            "attacked_share": 100 * float(attacked.double().mean()),
             "accuracy_attacked": _percent(right[attacked]),
             "accuracy_clean": _percent(right[~attacked]),
             "per_class": [_percent(right[labels == k]) for k in range(classes)],
@@ -267,13 +269,32 @@ def _wait(tensor: Tensor) -> None:
         torch.cuda.synchronize(tensor.device)
 
 
-def _machine(method: Method) -> dict[str, Any]:
-    import resource
+PROCESS = Path("/proc/self")  # Linux; elsewhere a CPU's peak is not known
 
+
+def _forget_peak(device: torch.device) -> None:
+    """From now on count the most memory anew: what the process did before is not this run's."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    elif (PROCESS / "clear_refs").exists():
+        with contextlib.suppress(OSError):
+            (PROCESS / "clear_refs").write_text("5")
+
+
+def _peak(device: torch.device) -> float | None:
+    """Megabytes: on a GPU those of its own memory, on a CPU the process's."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**20
+    if not (PROCESS / "status").exists():
+        return None
+    lines = (PROCESS / "status").read_text().splitlines()
+    return next((int(line.split()[1]) / 2**10 for line in lines if line.startswith("VmHWM")), None)
+
+
+def _machine(method: Method) -> dict[str, Any]:
     device = method.classifier.device
-    peak = torch.cuda.max_memory_allocated(device) / 2**20 if device.type == "cuda" else None
     return {
-        "peak_mb": peak or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10,
+        "peak_mb": _peak(device),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
         "threads": torch.get_num_threads(),
         "precision": str(method.classifier.dtype).removeprefix("torch."),

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..data import StoreError
 from ..models import Classifier, zoo
 from . import plan as plans
 from .graph import check, graph, size_for
@@ -34,12 +35,23 @@ def prepare(
     changes = {key: value for key, value in given.items() if value is not None}
     size = size_for(dataset.name, quick=quick, images=images, steps=steps, **changes)
     tasks, runs = graph(cells, dataset, size)
-    return Study(Path(name).stem, plan, dataset.name, cells, tasks, runs, command)
+    whole = not quick and size.images is None
+    return Study(Path(name).stem, plan, dataset.name, cells, tasks, runs, command, whole)
 
 
 def states(study: Study, place: Place) -> Counter[str]:
-    """How many runs are done, incomplete, not started."""
-    return Counter(place.results.state(name) for name in dict.fromkeys(study.runs))
+    """How many runs are done, incomplete, not started, damaged."""
+    return Counter(_state(name, place) for name in dict.fromkeys(study.runs))
+
+
+def _state(name: str, place: Place) -> str:
+    state = place.results.state(name)
+    try:
+        if state == "done":
+            place.results.row(name)
+    except StoreError:
+        return "damaged"
+    return state
 
 
 def estimate(study: Study, place: Place) -> float:

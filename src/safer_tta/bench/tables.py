@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..data.domains import KNOWN
 from .plan import Cell, Grid, Plan
 from .published import AVERAGE, Published, published
 from .results import Row
@@ -42,6 +43,7 @@ class Column:
 class Table:
     title: str
     columns: tuple[str, ...]
+    places: tuple[Column, ...]
     rows: tuple[tuple[str, tuple[Entry, ...]], ...]
 
     @property
@@ -52,7 +54,7 @@ class Table:
         """The best and the second best mean of every column, as far as they can be told apart in print."""
         ranked: list[tuple[float | None, float | None]] = []
         for entries in zip(*(entries for _, entries in self.rows), strict=True):
-            means = sorted({round(e.mean, 2) for e in entries if e.mean is not None}, reverse=True)
+            means = sorted({round(e.mean, 1) for e in entries if e.mean is not None}, reverse=True)
             best, second, *_ = [*means, None, None]
             ranked.append((best, second) if len(self.rows) > 1 else (None, None))
         return ranked
@@ -68,15 +70,16 @@ def tables(plan: Plan, found: Sequence[Found], dataset: str) -> list[Table]:
 
 def _table(plan: Plan, grid: Grid, found: Sequence[Found], dataset: str) -> Table:
     columns = _columns(grid, found)
-    several = len({column.target for column in columns}) > 1
+    targets = {cell.target for cell, _ in found}
+    several = len(targets) > 1
     rows = []
     for label in dict.fromkeys(row.label for row in grid.rows):
         mine = [(cell, row) for cell, row in found if cell.row.label == label]
         chosen = _best(grid, mine)
-        entries = tuple(_entry(grid, column, label, chosen, dataset) for column in columns)
+        entries = tuple(_entry(grid, column, label, chosen, dataset, targets) for column in columns)
         shown = label if not grid.best_of or not chosen else f"{label} [{_setting(grid, chosen[0][0])}]"
         rows.append((shown, entries))
-    return Table(grid.title or plan.title, tuple(c.label(several) for c in columns), tuple(rows))
+    return Table(grid.title or plan.title, tuple(c.label(several) for c in columns), tuple(columns), tuple(rows))
 
 
 def _columns(grid: Grid, found: Sequence[Found]) -> list[Column]:
@@ -93,7 +96,7 @@ def _column(grid: Grid, cell: Cell) -> Column:
     return Column(cell.target, cell.attack_rate, shown)
 
 
-def _entry(grid: Grid, column: Column, label: str, found: Sequence[Found], dataset: str) -> Entry:
+def _entry(grid: Grid, column: Column, label: str, found: Sequence[Found], dataset: str, targets: set[str]) -> Entry:
     mine = [
         (cell, row)
         for cell, row in found
@@ -101,26 +104,33 @@ def _entry(grid: Grid, column: Column, label: str, found: Sequence[Found], datas
         and column.target in (AVERAGE, cell.target)
     ]
     paper = published(grid.paper, dataset, column.target, label, dict(column.varied), column.rate)
+    if column.target == AVERAGE and targets != set(KNOWN[dataset].domains if dataset in KNOWN else ()):
+        paper = None  # the paper's is over all domains
     per_seed: dict[int, list[float]] = {}
     for cell, row in mine:
         per_seed.setdefault(cell.seed, []).append(row["accuracy"])
     if not per_seed:
         return Entry(paper=paper)
     # An average over targets is one only where every target has its run.
-    whole = max(len(values) for values in per_seed.values())
+    whole = len(targets) if column.target == AVERAGE else 1
     means = [statistics.mean(values) for values in per_seed.values() if len(values) == whole]
+    if not means:
+        return Entry(paper=paper)
     spread = statistics.stdev(means) if len(means) > 1 else None
     return Entry(statistics.mean(means), spread, len(means), paper)
 
 
 def _best(grid: Grid, found: Sequence[Found]) -> Sequence[Found]:
-    """Of the settings in `best_of`, those runs whose mean accuracy over everything else is highest."""
+    """Of the settings in `best_of` that are as far done as any, the one whose mean accuracy over everything else is
+    highest."""
     if not grid.best_of or not found:
         return found
     settings: dict[str, list[Found]] = {}
     for cell, row in found:
         settings.setdefault(_setting(grid, cell), []).append((cell, row))
-    return max(settings.values(), key=lambda runs: statistics.mean(row["accuracy"] for _, row in runs))
+    furthest = max(map(len, settings.values()))
+    complete = [runs for runs in settings.values() if len(runs) == furthest]
+    return max(complete, key=lambda runs: statistics.mean(row["accuracy"] for _, row in runs))
 
 
 def _setting(grid: Grid, cell: Cell) -> str:
@@ -155,27 +165,39 @@ def latex(table: Table) -> str:
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
 
 
-def comma_separated(table: Table) -> str:
+def comma_separated(made: Sequence[Table]) -> str:
     """One line a figure: for spreadsheets and other programs."""
+    varied = list(dict.fromkeys(place for table in made for column in table.places for place, _ in column.varied))
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["table", "row", "column", "mean", "std", "seeds", "paper_mean", "paper_std"])
-    for label, entries in table.rows:
-        for column, e in zip(table.columns, entries, strict=True):
-            paper = (e.paper.mean, e.paper.std) if e.paper else (None, None)
-            writer.writerow([table.title, label, column, e.mean, e.std, e.count, *paper])
+    figures = ["mean", "std", "seeds", "paper_mean", "paper_std"]
+    writer.writerow(["table", "row", "target", "attack_rate", *varied, *figures])
+    for table in made:
+        for label, entries in table.rows:
+            for column, e in zip(table.places, entries, strict=True):
+                settings = [dict(column.varied).get(place) for place in varied]
+                paper = (e.paper.mean, e.paper.std) if e.paper else (None, None)
+                found = [e.mean, e.std, e.count, *paper]
+                writer.writerow([table.title, label, column.target, column.rate, *settings, *found])
     return text.getvalue()
 
 
 def beside_the_paper(table: Table) -> str:
     """Ours, the paper's and the difference, for every figure that was published."""
     body = [
-        [label, column, _plain(e), f"{e.paper.mean:.1f}", "–" if e.mean is None else f"{e.mean - e.paper.mean:+.1f}"]
+        [label, column, _plain(e), f"{e.paper.mean:.1f}", difference(e)]
         for label, entries in table.rows
         for column, e in zip(table.columns, entries, strict=True)
         if e.paper
     ]
     return _grid(["row", "column", "ours", "paper", "difference"], body)
+
+
+def difference(entry: Entry) -> str:
+    """Ours less the paper's, where that means something."""
+    if entry.mean is None or entry.paper is None:
+        return "–"
+    return entry.paper.note or f"{entry.mean - entry.paper.mean:+.1f}"
 
 
 def cost(found: Iterable[Found]) -> list[tuple[str, Mapping[str, float]]]:
@@ -185,7 +207,10 @@ def cost(found: Iterable[Found]) -> list[tuple[str, Mapping[str, float]]]:
         settings = [f"{place.rpartition('.')[2]} {value}" for place, value in cell.varied.items()]
         runs.setdefault(", ".join([cell.row.label, *settings]), []).append(row)
     keys = ("ms_per_step", "images_per_s", "peak_mb")
-    return [(label, {key: statistics.median(row[key] for row in rows) for key in keys}) for label, rows in runs.items()]
+    return [
+        (label, {key: statistics.median(row[key] or 0.0 for row in rows) for key in keys})
+        for label, rows in runs.items()
+    ]
 
 
 def _grid(header: Sequence[str], body: Sequence[Sequence[str]]) -> str:
@@ -205,7 +230,7 @@ def _marked(
     text = _plain(entry, between)
     if entry.mean is None:
         return text
-    place = round(entry.mean, 2)
+    place = round(entry.mean, 1)
     return bold.format(text) if place == rank[0] else underlined.format(text) if place == rank[1] else text
 
 

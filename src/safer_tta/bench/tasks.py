@@ -6,6 +6,7 @@ done. What differs between machines (folders, devices, files) is its Place and d
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -86,12 +87,23 @@ def execute(task: Task, place: Place, tick: Tick = lambda done, total, **figures
     """Carry a task out, unless it is done; one process at a time, the others wait and find it done."""
     if task.done(place):
         return
+    _check_data(task, place)
     locks = place.store / "locks"
     locks.mkdir(parents=True, exist_ok=True)
     (place.store / "made").mkdir(exist_ok=True)
     with locked(locks / task.name):
         if not task.done(place):
             KINDS[task.kind](task, place, tick)
+
+
+def _check_data(task: Task, place: Place) -> None:
+    """A name stands for its data as well: on other data the row would be another's."""
+    wanted = task.definition.get("surrogate", task.definition) if task.kind == "attacked" else task.definition
+    if wanted["dataset"] != place.dataset().identity:
+        raise StoreError(
+            f"{task.label} is defined for other data than {place.data!r} (side {place.side}). Give --data, --side and "
+            "--quick as they were when it was planned"
+        )
 
 
 def _recipe(described: Mapping[str, Any], place: Place) -> Recipe:
@@ -187,8 +199,13 @@ def _attacked(
 
 
 def surrogate_facts(tasks: Sequence[Task], place: Place) -> list[dict[str, Any]]:
-    """How the attacker's own models fared, clean and attacked, for every stream of attacked images."""
-    return [read_json(t.path(place)) for t in tasks if t.kind == "attacked" and t.done(place)]
+    """How the attacker's own models fared, clean and attacked, for every stream of attacked images that says so."""
+    facts = []
+    for task in tasks:
+        if task.kind == "attacked" and task.done(place):
+            with contextlib.suppress(StoreError):
+                facts.append(read_json(task.path(place)))
+    return facts
 
 
 KINDS = {"source": _do_source, "surrogate": _do_surrogate, "attacked": _do_attacked, "run": _do_run}

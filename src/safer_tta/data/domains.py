@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import synthetic
-from .store import ArrayStore, Progress, content_of, digest, digest_arrays
+from .store import ArrayStore, Progress, content_of, digest, digest_arrays, digest_file, read_json, write_json
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff"}
 SPLITS = {"train", "val", "test", "crossval", "full"}  # VLCS comes with these between domain and class
@@ -98,7 +98,7 @@ class Domain:
 class Dataset:
     """Domains that share their classes. `domain(name)` decodes one, or finds it decoded.
 
-    identity: tells two datasets of one name apart without reading an image: a hash of file names, sizes and side.
+    identity: tells two datasets of one name apart without decoding an image: a hash of all files and the side.
     """
 
     name: str
@@ -129,8 +129,24 @@ def open_dataset(
     folder = ImageFolder(data)
     store = ArrayStore(Path(cache) if cache is not None else default_cache() / "images")
     load = functools.cache(functools.partial(_decoded, folder, side, store, progress))
-    sizes = {str(f.relative_to(folder.root)): f.stat().st_size for name in folder.places for f, _ in folder.files(name)}
-    return Dataset(folder.name, tuple(folder.places), folder.classes, load, digest({"side": side, "files": sizes}))
+    identity = digest({"side": side, "files": _content(folder, store.folder / "identities")})
+    return Dataset(folder.name, tuple(folder.places), folder.classes, load, identity)
+
+
+def _content(folder: ImageFolder, cache: Path) -> str:
+    """A hash of all files' contents; computed again only when a name, size or date has changed."""
+    files = [path for name in folder.places for path, _ in folder.files(name)]
+    status = [[str(path), path.stat().st_size, path.stat().st_mtime_ns] for path in files]
+    known = cache / f"{digest({'files': status})}.json"
+    if known.exists():
+        return str(read_json(known))
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        hashes = list(pool.map(digest_file, files))
+    names = [str(path.relative_to(folder.root)) for path in files]
+    content = digest({"files": dict(zip(names, hashes, strict=True))})
+    cache.mkdir(parents=True, exist_ok=True)
+    write_json(known, content)
+    return content
 
 
 def default_cache() -> Path:

@@ -83,6 +83,7 @@ class Stream:
         self.order = ORDERS[spec.order](self.domains, spec.seed)[: spec.limit]
         # One number per image decides who is attacked first, so a higher rate attacks the same images and more.
         self.priority = torch.rand(len(self.order), generator=generator(spec.seed, "priority")).numpy()
+        self.rounding = torch.rand(len(self), generator=generator(spec.seed, "rounding")).numpy()
 
     def __len__(self) -> int:
         return -(-len(self.order) // self.spec.batch)
@@ -121,7 +122,9 @@ class Stream:
         if self.spec.draw == "bernoulli":
             drawn: NDArray[np.bool_] = priority < self.spec.attack_rate / 100
             return drawn
-        count = round(self.spec.attack_rate / 100 * len(priority))
+        # What is not a whole image is one sometimes: a batch's own number decides, so that more is never fewer.
+        exact = self.spec.attack_rate / 100 * len(priority)
+        count = int(exact + self.rounding[window.start // self.spec.batch] + 1e-9)
         chosen = np.zeros(len(priority), dtype=bool)
         chosen[np.argsort(priority, kind="stable")[:count]] = True
         return chosen

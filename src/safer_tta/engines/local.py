@@ -35,6 +35,8 @@ def _places(place: Place, workers: int | None) -> list[Place]:
     devices = [place.device]
     if place.device == "cuda":
         devices = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
+        if not devices:
+            raise ValueError("device is 'cuda' and torch finds none here; expected cpu, or a machine with a GPU")
     count = workers or (len(devices) if place.device != "cpu" else min(os.cpu_count() or 1, 8))
     return [dataclasses.replace(place, device=devices[number % len(devices)]) for number in range(count)]
 

@@ -23,7 +23,7 @@ def carry_out(
         import ray
     except ImportError as error:
         raise ImportError("this engine needs ray: pip install 'safer-tta[ray]'") from error
-    place = dataclasses.replace(place, store=Path(place.store).resolve())
+    place = _absolute(place)
     ours = not ray.is_initialized()
     if ours:
         ray.init(address=address, num_cpus=workers if address is None else None, log_to_driver=False)
@@ -45,6 +45,13 @@ def carry_out(
             ray.cancel(reference, force=True)
         if ours:
             ray.shutdown()
+
+
+def _absolute(place: Place) -> Place:
+    """Workers start elsewhere: files by their whole path."""
+    data = place.data if place.data == "synthetic" else str(Path(place.data).resolve())
+    weights = None if place.weights is None else str(Path(place.weights).resolve())
+    return dataclasses.replace(place, store=place.store.resolve(), data=data, weights=weights)
 
 
 def _hear(schedule: Schedule, task: Task, reference: Any, ray: Any) -> None:

@@ -7,7 +7,7 @@ import inspect
 import pkgutil
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from ..predictors import Predictor
@@ -42,6 +42,12 @@ def create(name: str, predictor: Predictor, **options: Any) -> Method:
     if unknown:
         raise TypeError(f"{name} has no option {', '.join(unknown)}; it takes {', '.join(accepted) or 'none'}")
     return METHODS[name](predictor, **options)
+
+
+def settings(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Every option of a method, those not given at their defaults."""
+    parameters = inspect.signature(METHODS[name]).parameters.values()
+    return {p.name: p.default for p in parameters if p.name != "predictor"} | dict(options)
 
 
 def describe(name: str) -> dict[str, str]:

@@ -84,6 +84,11 @@ class Predictor:
         self.generator = torch.Generator().manual_seed(self.seed)
         self.validate = True
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Every option, those left at their defaults too: `create(name, classifier, **settings)` makes it again."""
+        return {}
+
     def draw(self, images: Tensor) -> Draw:
         """Check the images, then draw what is random about predicting them. Refused images draw nothing."""
         check_images(images, values=self.validate)

@@ -6,6 +6,7 @@ images → views (V,B,3,H,W) → one forward pass → reliability → weights �
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -60,6 +61,12 @@ class Safer(Predictor):
         self.mixing = mixings.create(mixing)
         self.pipeline = _pipeline(pipeline)
         self._warned = False
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        mixing = dataclasses.asdict(self.mixing) if isinstance(self.mixing, mixings.Mixing) else None
+        pipeline = dataclasses.asdict(self.pipeline)
+        return {"views": self.views, "pool": self.pool, "mixing": mixing, "pipeline": pipeline, "chunk": self.chunk}
 
     def draw_views(self, batch: int) -> Draw:
         return self.pipeline.draw(self.views, batch, self.generator)
