@@ -6,6 +6,8 @@ import importlib.util
 import json
 from pathlib import Path
 
+from safer_tta.bench import plan, tables
+from safer_tta.data import open_dataset
 from safer_tta.methods import METHODS
 
 ROOT = Path(__file__).parents[1]
@@ -37,3 +39,22 @@ def test_the_soak_page_is_built_from_its_rows_and_rollbacks_hold():
     missed = [(row["method"], row["kind"]) for row in soaked if row["rolled_back"] < row["start"] - 1.0]
     assert missed == [("cotta", "noise")]  # as the page says
     assert all(row["end_mb"] < row["early_mb"] * 1.02 for row in rows if row["kind"] == "memory")
+
+
+def test_the_main_table_on_the_embedded_data_is_built_from_its_rows():
+    rows = [json.loads(line) for line in (ROOT / "docs/results/main-synthetic.jsonl").read_text().splitlines()]
+    assert len(rows) == len({row["run"] for row in rows}) == 504
+
+    def hardened(row):
+        return row["defined_by"]["source"]["recipe"]["attack"] is not None
+
+    fields = ("method", "predictor", "target", "attack_rate", "seed")
+    found = {(*(row[field] for field in fields), hardened(row)): row for row in rows}
+    shipped = plan.load("main")
+    cells = plan.cells(shipped, open_dataset("synthetic"))
+    asked = [
+        (c, found[c.row.method, c.row.predictor, c.target, c.attack_rate, c.seed, c.row.source == "robust"])
+        for c in cells
+    ]
+    table = tables.markdown(tables.tables(shipped, asked, "synthetic")[0])
+    assert table in (ROOT / "docs/results/main-synthetic.md").read_text()
