@@ -10,7 +10,7 @@ demo: $(INSTALLED)
 	$(BIN)/safer demo
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest -n auto --dist loadgroup
+	$(BIN)/python -m pytest -n auto --dist worksteal
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -202,6 +202,7 @@ def peak(o: argparse.Namespace, safer: Any) -> float:
 import resource, torch, safer_tta
 from safer_tta.models import zoo
 torch.set_num_threads({torch.get_num_threads()})
+{"" if o.system_allocator else "safer_tta.keep_freed_memory()"}
 images = torch.rand({o.batch}, 3, {o.side}, {o.side}).to({DEVICE!r})
 method = safer_tta.adapt(zoo.create("resnet18", num_classes=7), "tent", {safer!r}, seed=0).to({DEVICE!r})
 if {DEVICE!r} == "cuda":
@@ -249,11 +250,15 @@ def machine() -> Row:
 
 
 def run(o: argparse.Namespace) -> None:
+    if not o.system_allocator:
+        safer_tta.keep_freed_memory()
     o.out.parent.mkdir(parents=True, exist_ok=True)
     with open(o.out, "a") as file:
         for section in o.sections:
             for row in SECTIONS[section](o):
-                file.write(json.dumps({"section": section, **row, **machine()}) + "\n")
+                file.write(
+                    json.dumps({"section": section, **row, **machine(), "system_allocator": o.system_allocator}) + "\n"
+                )
                 file.flush()
                 print(section, {k: round(v, 2) if isinstance(v, float) else v for k, v in row.items()}, flush=True)
 
@@ -274,10 +279,10 @@ HEADERS = {
 def page(rows: list[Row]) -> str:
     """Tables, by machine and section."""
     lines = []
-    for name in dict.fromkeys((r["machine"], r["threads"], r["torch"]) for r in rows):
-        lines += [f"## {name[0]}, {name[1]} threads, torch {name[2]}", ""]
+    for name in dict.fromkeys(where(r) for r in rows):
+        lines += [f"## {name}", ""]
         for section, columns in HEADERS.items():
-            found = [r for r in rows if r["section"] == section and (r["machine"], r["threads"], r["torch"]) == name]
+            found = [r for r in rows if r["section"] == section and where(r) == name]
             if found:
                 lines += [
                     f"### {SECTIONS[section].__doc__}",
@@ -288,6 +293,11 @@ def page(rows: list[Row]) -> str:
                 lines += [f"| {' | '.join(shown(row.get(column)) for column in columns)} |" for row in found]
                 lines.append("")
     return "\n".join(lines)
+
+
+def where(row: Row) -> str:
+    kept = "the system's allocator" if row["system_allocator"] else "keep_freed_memory()"
+    return f"{row['machine']}, {row['threads']} threads, torch {row['torch']}, {kept}"
 
 
 def shown(value: Any) -> str:
@@ -308,6 +318,7 @@ def main() -> None:
     runner.add_argument("--batch", type=int, default=64 if DEVICE == "cuda" else 8)
     runner.add_argument("--side", type=int, default=224)
     runner.add_argument("--rounds", type=int, default=20)
+    runner.add_argument("--system-allocator", action="store_true", help="as the C library has it")
     commands.add_parser("page").add_argument("rows", nargs="+", type=Path)
     options = parser.parse_args()
     if options.command == "run":

@@ -518,3 +518,21 @@ def test_half_precision_passes_learn_in_single_precision(method, images):
     assert half.export()(images).dtype == torch.float32
     with pytest.raises(ValueError, match="expected one of float32, bfloat16"):
         safer_tta.adapt(small_net(), method, precision="float8")
+
+
+@pytest.mark.parametrize("inference", [False, True])
+def test_views_made_side_by_side_are_the_same_views(inference):
+    """On threads or one after the other; and the caller's number of threads stays."""
+    before = torch.get_num_threads()
+    images = torch.rand(12, 3, 224, 224, generator=torch.Generator().manual_seed(0))
+    draw = safer_tta.views.Pipeline().draw(4, 12, torch.Generator().manual_seed(1))
+    try:
+        with torch.inference_mode(inference):
+            torch.set_num_threads(2)
+            together = draw.views(images)
+            assert torch.get_num_threads() == 2
+            torch.set_num_threads(1)
+            alone = draw.views(images)
+        torch.testing.assert_close(together, alone, rtol=0, atol=1e-6)
+    finally:
+        torch.set_num_threads(before)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import resource
 import signal
 import subprocess
@@ -190,3 +191,25 @@ def test_killed_while_saving_the_file_is_whole(tmp_path):
             time.sleep(delay)
             process.send_signal(signal.SIGKILL)
         safer_tta.adapt(small_net(), "pl").load(path)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
+def test_freed_memory_is_kept_when_asked_for():
+    program = """
+import sys, torch
+from safer_tta import keep_freed_memory
+if sys.argv[1] == "keep":
+    assert keep_freed_memory()
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * 4096
+before = resident()
+block = torch.ones(50_000_000)
+del block
+print(resident() - before)
+"""
+    kept, returned = (
+        int(subprocess.run([sys.executable, "-c", program, how], capture_output=True, text=True, check=True).stdout)
+        for how in ("keep", "as it is")
+    )
+    assert kept > 150e6
+    assert returned < 50e6

@@ -216,7 +216,7 @@ def test_training_killed_at_any_moment_ends_the_same(trained, tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["source.safetensors"]
 
 
-TIMING = {"ms_per_step", "images_per_s", "peak_mb"}
+TIMING = {"ms_per_step", "images_per_s", "peak_mb", "check"}
 
 
 def test_a_run_killed_at_any_moment_ends_the_same(data, trained, tmp_path):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from . import attacks, guards, methods, mixing, models, pooling, predictors, views
+    from .allocator import keep_freed_memory
     from .api import adapt
     from .methods import Method
     from .mixing import Mixing
@@ -33,6 +34,7 @@ __all__ = [
     "adapt",
     "attacks",
     "guards",
+    "keep_freed_memory",
     "methods",
     "mixing",
     "models",
@@ -42,7 +44,13 @@ __all__ = [
 ]
 
 # Names are fetched when they are asked for: `safer --help` need not wait for torch.
-_HOMES = {"adapt": "api", "Method": "methods", "Mixing": "mixing", "Classifier": "models"}
+_HOMES = {
+    "adapt": "api",
+    "keep_freed_memory": "allocator",
+    "Method": "methods",
+    "Mixing": "mixing",
+    "Classifier": "models",
+}
 _HOMES |= dict.fromkeys(("Defended", "Plain", "Prediction", "Predictor", "Safer"), "predictors")
 
 

@@ -14,6 +14,8 @@ try:
 except ImportError:
     sys.exit("the command needs typer and rich: pip install 'safer-tta[bench]'")
 
+from .allocator import keep_freed_memory
+
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, help="Test-time adaptation that survives attacked inputs."
 )
@@ -442,6 +444,7 @@ def _result(values: dict[str, Any], as_json: bool, shown: list[str] | None = Non
 
 def main() -> None:
     """Run the command. A mistake is one line and a non-zero exit; SAFER_DEBUG=1 shows where it came from."""
+    keep_freed_memory()
     if os.environ.get("SAFER_DEBUG"):
         app()
     try:

@@ -70,12 +70,13 @@ class View:
 
 
 def page(title: str, *sections: str) -> str:
+    script = f"<script>{SCRIPT}</script>" if any("<button" in section for section in sections) else ""
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escaped(title)}</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
         f"<style>{STYLE}</style></head><body><h1>{escaped(title)}</h1>{''.join(sections)}"
-        f"<script>{SCRIPT}</script></body></html>\n"
+        f"{script}</body></html>\n"
     )
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+from ..allocator import keep_freed_memory
 from ..bench.tasks import Place, Task, execute
 from . import ATTEMPTS, Event, Schedule
 
@@ -120,6 +121,7 @@ def _work(connection: Connection, place: Place, threads: int) -> None:
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that hands out the work
     torch.set_num_threads(threads)
+    keep_freed_memory()
     while True:
         try:
             task = connection.recv()

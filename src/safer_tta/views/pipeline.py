@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -9,7 +10,9 @@ import torch
 from torch import Generator, Tensor
 
 from .operators import OPERATORS
+from .side_by_side import run_all
 
+WORTHWHILE = 1_000_000  # values in a batch from which threads pay
 Preset = Callable[[int, Generator], list[str]]
 PRESETS: dict[str, Preset] = {}
 
@@ -40,8 +43,12 @@ class Draw:
             return torch.stack([images, *(_applied(pipeline, images, None) for pipeline in self.pipelines)])
         views = images.new_empty(1 + len(self.pipelines), *images.shape)
         views[0] = images
-        for view, pipeline in zip(views[1:], self.pipelines, strict=True):
-            _applied(pipeline, images, view)
+        jobs = [functools.partial(_applied, p, images, v) for p, v in zip(self.pipelines, views[1:], strict=True)]
+        if images.device.type == "cpu" and images.numel() >= WORTHWHILE:
+            run_all(jobs)
+        else:
+            for job in jobs:
+                job()
         return views
 
 
