@@ -256,9 +256,8 @@ def run(o: argparse.Namespace) -> None:
     with open(o.out, "a") as file:
         for section in o.sections:
             for row in SECTIONS[section](o):
-                file.write(
-                    json.dumps({"section": section, **row, **machine(), "system_allocator": o.system_allocator}) + "\n"
-                )
+                written = {"section": section, **row, **machine(), "system_allocator": o.system_allocator}
+                file.write(json.dumps(written) + "\n")
                 file.flush()
                 print(section, {k: round(v, 2) if isinstance(v, float) else v for k, v in row.items()}, flush=True)
 

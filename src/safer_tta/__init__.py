@@ -44,13 +44,8 @@ __all__ = [
 ]
 
 # Names are fetched when they are asked for: `safer --help` need not wait for torch.
-_HOMES = {
-    "adapt": "api",
-    "keep_freed_memory": "allocator",
-    "Method": "methods",
-    "Mixing": "mixing",
-    "Classifier": "models",
-}
+_HOMES = {"adapt": "api", "keep_freed_memory": "allocator"}
+_HOMES |= {"Method": "methods", "Mixing": "mixing", "Classifier": "models"}
 _HOMES |= dict.fromkeys(("Defended", "Plain", "Prediction", "Predictor", "Safer"), "predictors")
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from safer_tta.views import OPERATORS
+from safer_tta.views import OPERATORS, operators
 from tests.conftest import needs_pacs, photographs
 
 GEOMETRIC = {"shear_x", "shear_y", "translate_x", "translate_y", "rotate", "equalize"}
@@ -175,3 +175,11 @@ def test_steps_pass_gradients_straight_through(name):
     images = torch.rand(2, 3, 8, 8, generator=torch.Generator().manual_seed(0)).requires_grad_(True)
     OPERATORS[name](images, OPERATORS[name].sample(2)).sum().backward()
     assert torch.equal(images.grad, torch.ones_like(images))
+
+
+def test_both_ways_to_blur_are_the_same_blur():
+    """A GPU multiplies with matrices, a CPU convolves; each is what the other would have given."""
+    images = torch.rand(3, 3, 20, 31, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    kernels = operators._kernels(torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64))
+    one, other = (blur(images, kernels) for blur in (operators._blur_by_convolution, operators._blur_by_matrices))
+    torch.testing.assert_close(one, other, rtol=0, atol=1e-12)

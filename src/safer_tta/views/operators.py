@@ -117,21 +117,42 @@ def _reflected_taps(side: int, device: torch.device, dtype: torch.dtype) -> Tens
     return taps.flatten(1).to(device)
 
 
-def _blur_matrix(sigma: Tensor, side: int) -> Tensor:
-    """(B, side, side): blurring along one axis is a product with a banded matrix, so BLAS does the work."""
+def _kernels(sigma: Tensor) -> Tensor:
+    """(B, 9)"""
     distance = torch.arange(KERNEL, device=sigma.device, dtype=sigma.dtype) - KERNEL // 2
-    kernel = torch.exp(-(distance**2) / (2 * sigma[:, None] ** 2))
-    kernel = kernel / kernel.sum(dim=1, keepdim=True)
-    return (kernel @ _reflected_taps(side, sigma.device, sigma.dtype)).view(-1, side, side)
+    kernels = torch.exp(-(distance**2) / (2 * sigma[:, None] ** 2))
+    return kernels / kernels.sum(dim=1, keepdim=True)
 
 
 @operator(uniform(1.0, 3.0), smoothing=True)
 def gaussian_blur(images: Tensor, sigma: Tensor) -> Tensor:
+    kernels = _kernels(sigma.to(images.device, images.dtype, non_blocking=True))
+    if images.is_cuda or min(images.shape[2:]) <= KERNEL // 2:
+        return _blur_by_matrices(images, kernels)
+    return _blur_by_convolution(images, kernels)
+
+
+def _blur_by_convolution(images: Tensor, kernels: Tensor) -> Tensor:
+    """Every channel of every image is a group with a kernel of its own: four times as fast as matrices on a CPU."""
     batch, channels, height, width = images.shape
-    sigma = sigma.to(images.device, images.dtype, non_blocking=True)
-    rows = images.reshape(batch, channels * height, width) @ _blur_matrix(sigma, width)
-    columns = _blur_matrix(sigma, height).transpose(1, 2).unsqueeze(1)
+    groups, half = batch * channels, KERNEL // 2
+    padded = F.pad(images, (half,) * 4, mode="reflect").reshape(1, groups, height + 2 * half, width + 2 * half)
+    each = kernels.repeat_interleave(channels, dim=0)
+    rows = F.conv2d(padded, each.view(groups, 1, 1, KERNEL), groups=groups)
+    return F.conv2d(rows, each.view(groups, 1, KERNEL, 1), groups=groups).view_as(images)
+
+
+def _blur_by_matrices(images: Tensor, kernels: Tensor) -> Tensor:
+    """Blurring along one axis is a product with a banded matrix, so BLAS does the work; for any side."""
+    batch, channels, height, width = images.shape
+    rows = images.reshape(batch, channels * height, width) @ _blur_matrix(kernels, width)
+    columns = _blur_matrix(kernels, height).transpose(1, 2).unsqueeze(1)
     return columns @ rows.view(batch, channels, height, width)
+
+
+def _blur_matrix(kernels: Tensor, side: int) -> Tensor:
+    """(B, side, side)"""
+    return (kernels @ _reflected_taps(side, kernels.device, kernels.dtype)).view(-1, side, side)
 
 
 @operator(uniform(0.2, 0.6), smoothing=True)
