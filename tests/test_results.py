@@ -58,3 +58,22 @@ def test_the_main_table_on_the_embedded_data_is_built_from_its_rows():
     ]
     table = tables.markdown(tables.tables(shipped, asked, "synthetic")[0])
     assert table in (ROOT / "docs/results/main-synthetic.md").read_text()
+
+
+def test_the_performance_page_is_built_from_its_rows_and_the_cpu_holds_its_ratios():
+    speed = benchmark("speed")
+    files = sorted((ROOT / "docs" / "results").glob("speed-*.jsonl"))
+    rows = [json.loads(line) for path in files for line in path.read_text().splitlines()]
+    assert speed.page(rows) in (ROOT / "docs" / "performance.md").read_text()
+    measured = [row for row in rows if row["machine"].startswith("CPU")]
+    step = next(
+        row for row in measured if (row["section"], row.get("views"), row.get("method")) == ("steps", 4, "tent")
+    )
+    assert step["rounds"] >= 20
+    assert step["ratio"] <= 5.5
+    views = {row["what"]: row for row in measured if row["section"] == "views"}
+    assert views["image by image"]["ratio"] >= 2
+    assert views["batched"]["ms"] <= 0.05 * views["step"]["ms"]
+    startup = {row["what"]: row["ms"] for row in measured if row["section"] == "startup"}
+    assert startup["import torch, safer_tta.adapt"] - startup["import torch"] < 300
+    assert startup["safer --help"] < 1000
