@@ -576,11 +576,12 @@ def test_ray_gives_the_same_rows(cluster, small, undisturbed, tmp_path, kill):
 
     def report(event):
         if kill and event.what == "started" and event.task.kind == "source":
-            time.sleep(3.0)  # it is under way by now
-            listed = subprocess.run(["pgrep", "-f", "^ray::_work"], capture_output=True, text=True).stdout.split()
-            for worker in listed:
-                os.kill(int(worker), signal.SIGKILL)
-            killed.extend(listed)
+            until = time.monotonic() + 60
+            while not killed and time.monotonic() < until:  # until it is under way
+                listed = subprocess.run(["pgrep", "-f", "^ray::_work"], capture_output=True, text=True).stdout.split()
+                for worker in listed:
+                    os.kill(int(worker), signal.SIGKILL)
+                killed.extend(listed)
 
     assert engines.execute("ray", study.tasks, place, report, threads=1) == {}
     assert bool(killed) == kill
