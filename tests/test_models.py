@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 import torch
 from torch import nn
@@ -9,7 +11,7 @@ from torch import nn
 import safer_tta
 from safer_tta import Classifier, tensorfile
 from safer_tta.models import zoo
-from tests.conftest import WEIGHTS, batches, needs_pacs, needs_weights, photographs, small_net
+from tests.conftest import WEIGHTS, SmallNet, batches, needs_pacs, needs_weights, photographs, small_net
 
 
 @pytest.fixture(scope="module")
@@ -273,3 +275,30 @@ def test_a_norm_with_a_forward_of_its_own_is_not_replaced_silently():
     net[1] = nn.BatchNorm2d(8, track_running_stats=False)
     with pytest.raises(ValueError, match="track_running_stats"):
         safer_tta.adapt(net, "note", safer=False)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")
+def test_a_compiled_model_answers_and_learns_as_it_is():
+    """torch.compile with the whole model as one program; the features are those that enter the head."""
+    whole, compiled = (safer_tta.adapt(small_net(), "tent", {"views": 2}, seed=0, compile=c) for c in (False, True))
+    for images in batches(3):
+        a, b = whole(images), compiled(images)
+        torch.testing.assert_close(b.probs, a.probs, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(b.features, a.features, rtol=1e-4, atol=1e-5)
+    assert compiled.classifier._split
+    for name, tensor in whole.state_dict().items():
+        torch.testing.assert_close(compiled.state_dict()[name], tensor, rtol=1e-4, atol=1e-5)
+
+
+def test_a_model_that_wants_more_of_its_head_is_run_as_it_is():
+    class Peeks(SmallNet):
+        def forward(self, x):
+            return super().forward(x) if self.fc.out_features else x
+
+    torch.manual_seed(0)
+    net = Peeks().eval()
+    adapted = safer_tta.adapt(net, "none", safer=False, compile=True)
+    images = batches(2)
+    torch.testing.assert_close(adapted(images[0]).logits, net(images[0]))
+    torch.testing.assert_close(adapted(images[1]).logits, net(images[1]))
+    assert not adapted.classifier._split

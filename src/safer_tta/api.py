@@ -28,6 +28,7 @@ def adapt(
     copy: bool = True,
     validate: bool = True,
     precision: str | None = None,
+    compile: bool | None = None,
     **options: Any,
 ) -> Method:
     """Wrap a trained classifier: `adapt(model)(images)` predicts a batch and learns from it.
@@ -38,7 +39,8 @@ def adapt(
     seed: decides every draw. Without it torch's own generator does.
     norm: "medbn" normalises with medians instead of means.
     precision: "bfloat16" passes images through the model in half the bits; what is learnt stays in single precision.
-        None: as the Classifier says, "float32" unless told otherwise.
+    compile: let torch.compile make one program of the model; the first batch of every shape takes a minute.
+        None, for either: as the Classifier says, "float32" and no unless told otherwise.
     validate: look at every batch's values. False skips it for trusted, fast streams.
     """
     if norm is not None and norm not in NORMS:
@@ -46,8 +48,7 @@ def adapt(
     with torch.inference_mode(False):
         model = copying.deepcopy(model) if copy else model
         classifier = model if isinstance(model, Classifier) else _split(model, safer)
-        if precision is not None:
-            classifier.use_precision(precision)
+        classifier.accelerate(precision=precision, compile=compile)
         if norm is not None:
             replace_norms(classifier, norm)
         predictor = _predictor(classifier, safer, seed)

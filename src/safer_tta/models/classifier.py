@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from . import norm as norms_of
+from .trunk import Trunk
 
 Statistics = float | Sequence[float]
 Updates = Literal["none", "norm", "features", "all"]
@@ -27,6 +28,7 @@ class Classifier(nn.Module):
         mean=0, std=1 says that there is none.
     precision: "float32", or "bfloat16" for passes through the model in half the bits, its weights laid out channels
         last; parameters, features, scores and everything computed from them stay in single precision.
+    compile: let torch.compile make one program of the model, anew for every shape of batch; the first takes a minute.
     """
 
     def __init__(
@@ -37,6 +39,7 @@ class Classifier(nn.Module):
         mean: Statistics | None = None,
         std: Statistics | None = None,
         precision: str = "float32",
+        compile: bool = False,
     ) -> None:
         super().__init__()
         if not isinstance(model, nn.Module):
@@ -47,7 +50,10 @@ class Classifier(nn.Module):
         self.register_buffer("mean", shift, persistent=False)
         self.register_buffer("std", scale, persistent=False)
         self._verified = False
-        self.use_precision(precision)
+        self._split = False  # whether the model is run without its head, as a compiler wants it
+        self._trunk: Trunk | None = None
+        self.precision, self.compiled = "float32", False
+        self.accelerate(precision=precision, compile=compile)
 
     mean: Tensor | None
     std: Tensor | None
@@ -70,9 +76,31 @@ class Classifier(nn.Module):
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """(features (B,d), logits (B,K)) of images (B,3,H,W) in [0,1]."""
+        try:
+            if self._split:
+                return self._in_two_steps(images)
+            return self._watched(images)
+        except ValueError as error:
+            if "more than 1 value per channel" not in str(error):
+                raise
+            raise ValueError(
+                f"batch statistics of {len(images)} image(s) of {tuple(images.shape[2:])} pixels are undefined: a "
+                "layer is left with one value per channel. Send at least two images, use SAFER or method 'none'"
+            ) from error
+
+    def _in_two_steps(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """The model without its head, then the head."""
+        if self._trunk is None:
+            self._trunk = Trunk(self.model, self.head_name, compiled=self.compiled)
+        with self._passing(images):
+            features = _logits(self._trunk.ready()(self._laid_out(self.normalise(images))))
+            logits = self.head(features)
+        return self._single(features), self._single(logits)
+
+    def _watched(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """The model as it is, with a look at what enters and leaves its head."""
         entered: list[Tensor] = []
         left: list[Tensor] = []
-
         caller = threading.get_ident()
 
         def watch(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
@@ -82,33 +110,44 @@ class Classifier(nn.Module):
 
         hook = self.head.register_forward_hook(watch)
         try:
-            output = self._run(self.normalise(images))
-        except ValueError as error:
-            if "more than 1 value per channel" not in str(error):
-                raise
-            raise ValueError(
-                f"batch statistics of {len(images)} image(s) of {tuple(images.shape[2:])} pixels are undefined: a "
-                "layer is left with one value per channel. Send at least two images, use SAFER or method 'none'"
-            ) from error
+            with self._passing(images):
+                output = self.model(self._laid_out(self.normalise(images)))
         finally:
             hook.remove()
         if not self._verified:
             self._verify(entered, left, _logits(output), len(images))
+            self._split = self.compiled and self._can_be_split(images, entered[0])
         return self._single(entered[0]), self._single(left[0])
 
-    def use_precision(self, name: str) -> None:
-        """From now on pass images through the model in this precision."""
-        if name not in PRECISIONS:
-            raise ValueError(f"precision {name!r} is unknown; expected one of {', '.join(PRECISIONS)}")
-        self.precision = name
-        if name != "float32":
+    @torch.no_grad()
+    def _can_be_split(self, images: Tensor, features: Tensor) -> bool:
+        """Whether the model without its head gives the very features that entered it; else it is not compiled."""
+        whole, self.compiled = self.compiled, False
+        try:
+            with self.untracked():
+                found = self._in_two_steps(images)[0]
+        except Exception:  # a model that wants more of its head than calling it; it is watched from now on
+            return False
+        finally:
+            self.compiled, self._trunk = whole, None
+        return found.shape == features.shape and bool(torch.equal(found, self._single(features)))
+
+    def accelerate(self, *, precision: str | None = None, compile: bool | None = None) -> None:
+        """From now on pass images through the model in this precision, compiled or not; None leaves it as it is."""
+        if precision is not None and precision not in PRECISIONS:
+            raise ValueError(f"precision {precision!r} is unknown; expected one of {', '.join(PRECISIONS)}")
+        self.precision = precision or self.precision
+        self.compiled = self.compiled if compile is None else compile
+        self._trunk, self._verified, self._split = None, False, False
+        if self.precision != "float32":
             self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
-    def _run(self, images: Tensor) -> Any:
-        if self.precision == "float32":
-            return self.model(images)
-        with torch.autocast(images.device.type, torch.bfloat16):
-            return self.model(images.contiguous(memory_format=torch.channels_last))
+    def _passing(self, images: Tensor) -> contextlib.AbstractContextManager[Any]:
+        half = self.precision == "bfloat16"
+        return torch.autocast(images.device.type, torch.bfloat16) if half else contextlib.nullcontext()
+
+    def _laid_out(self, images: Tensor) -> Tensor:
+        return images if self.precision == "float32" else images.contiguous(memory_format=torch.channels_last)
 
     def _single(self, tensor: Tensor) -> Tensor:
         return tensor if self.precision == "float32" else tensor.float()
@@ -132,6 +171,7 @@ class Classifier(nn.Module):
                 if module not in replaced:
                     replaced[module] = replace(module)
                 self.model.set_submodule(name, replaced[module])
+        self._trunk = None  # it was built of the layers that were there before
 
     def learning(self, updates: Updates) -> list[nn.Parameter]:
         """The parameters that learn: scale and shift of "norm"s, "features" (all but the head), "all" or "none"."""

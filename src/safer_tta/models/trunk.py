@@ -1,0 +1,35 @@
+"""A model without its last layer, sharing all else with it: features without hooks, so a compiler sees it whole."""
+
+from __future__ import annotations
+
+import copy
+
+from torch import nn
+
+
+class Trunk:
+    """The model with an identity in the place of its head. Only the modules that lead to the head are copied, and those
+    shallowly: parameters, buffers and all other layers are the model's own."""
+
+    def __init__(self, model: nn.Module, head_name: str, *, compiled: bool = False) -> None:
+        self.originals, self.twins = [model], [_shallow(model)]
+        *path, last = head_name.split(".")
+        for name in path:
+            self.originals.append(self.originals[-1].get_submodule(name))
+            self.twins.append(_shallow(self.originals[-1]))
+            self.twins[-2]._modules[name] = self.twins[-1]
+        self.twins[-1]._modules[last] = nn.Identity()
+        if compiled:
+            self.twins[0].compile(dynamic=False)
+
+    def ready(self) -> nn.Module:
+        """The model without its head, in the mode that the model is in."""
+        for original, twin in zip(self.originals, self.twins, strict=True):
+            twin.training = original.training
+        return self.twins[0]
+
+
+def _shallow(module: nn.Module) -> nn.Module:
+    twin = copy.copy(module)
+    twin._modules = dict(module._modules)
+    return twin
