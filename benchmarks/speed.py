@@ -220,6 +220,17 @@ else:
     return float(subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout)
 
 
+def chunks(o: argparse.Namespace) -> Iterator[Row]:
+    """What little memory costs in time: views at once, and in chunks of a batch each."""
+    images, model = pictures(o.batch, o.side), zoo.create("resnet18", num_classes=7)
+    cases = {"at once": {"views": 4}, "in chunks": {"views": 4, "chunk": o.batch}}
+    variants = {name: safer_tta.adapt(model, "tent", safer, seed=0).to(DEVICE) for name, safer in cases.items()}
+    times = timed({name: lambda m=m: m(images) for name, m in variants.items()}, o.rounds)
+    for name, taken in times.items():
+        ratios = [a / b for a, b in zip(taken, times["at once"], strict=True)]
+        yield {"what": name, "batch": o.batch, "side": o.side, **figures(taken), "ratio": statistics.median(ratios)}
+
+
 def startup(o: argparse.Namespace) -> Iterator[Row]:
     """Processes from start to end, and what our imports add to torch's."""
     programs = {
@@ -240,6 +251,7 @@ def startup(o: argparse.Namespace) -> Iterator[Row]:
 
 SECTIONS: dict[str, Callable[[argparse.Namespace], Iterator[Row]]] = {
     "steps": steps, "views": views, "operators": operators, "attack": attack, "scaling": scaling, "memory": memory,
+    "chunks": chunks,
     "startup": startup,
 }  # fmt: skip
 
@@ -271,6 +283,7 @@ HEADERS = {
     "attack": ("batch", "side", "ms", "images_per_s"),
     "scaling": ("batch", "views", "side", "ms", "ms_per_image"),
     "memory": ("what", "batch", "side", "peak_mb", "ratio"),
+    "chunks": ("what", "batch", "side", "ms", "ms_low", "ms_high", "ratio", "rounds"),
     "startup": ("what", "ms", "ms_low", "ms_high"),
 }
 

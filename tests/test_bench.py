@@ -678,5 +678,5 @@ def test_an_estimate_is_there_before_the_first_run(small, tmp_path):
     assert estimate(study, place) > 0
 
 
-def test_the_embedded_data_is_the_default():
+def test_embedded_data_of_another_size_is_other_data():
     assert open_dataset("synthetic").identity != open_dataset("synthetic", count=QUICK_COUNT).identity

@@ -66,9 +66,9 @@ def test_the_performance_page_is_built_from_its_rows_and_the_cpu_holds_its_ratio
     rows = [json.loads(line) for path in files for line in path.read_text().splitlines()]
     assert speed.page(rows) in (ROOT / "docs" / "performance.md").read_text()
     measured = [row for row in rows if row["machine"].startswith("CPU")]
-    step = next(
-        row for row in measured if (row["section"], row.get("views"), row.get("method")) == ("steps", 4, "tent")
-    )
+    # Freed memory kept; with the system's allocator it is 5.52, as the page says.
+    kept = [row for row in measured if row["section"] == "steps" and not row["system_allocator"]]
+    step = next(row for row in kept if (row["views"], row["method"]) == (4, "tent"))
     assert step["rounds"] >= 20
     assert step["ratio"] <= 5.5
     views = {row["what"]: row for row in measured if row["section"] == "views"}

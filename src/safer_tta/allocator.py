@@ -1,4 +1,4 @@
-"""Keep freed memory for the next step. On a CPU this is the difference between SAFER at 5.9 and at 4.8 plain steps."""
+"""Keep freed memory for the next step: on a CPU a step then does not wait for cleared pages (docs/performance.md)."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def adapt(
     seed: decides every draw. Without it torch's own generator does.
     norm: "medbn" normalises with medians instead of means.
     precision: "bfloat16" passes images through the model in half the bits; what is learnt stays in single precision.
-    compile: let torch.compile make one program of the model; the first batch of every shape takes a minute.
+    compile: let torch.compile make one program of the model; the first batch of every shape is slow.
         None, for either: as the Classifier says, "float32" and no unless told otherwise.
     validate: look at every batch's values. False skips it for trusted, fast streams.
     """

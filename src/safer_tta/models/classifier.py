@@ -28,7 +28,7 @@ class Classifier(nn.Module):
         mean=0, std=1 says that there is none.
     precision: "float32", or "bfloat16" for passes through the model in half the bits, its weights laid out channels
         last; parameters, features, scores and everything computed from them stay in single precision.
-    compile: let torch.compile make one program of the model, anew for every shape of batch; the first takes a minute.
+    compile: let torch.compile make one program of the model, anew for every shape of batch, whose first is slow.
     """
 
     def __init__(

@@ -32,7 +32,8 @@ class Safer(Predictor):
     mixing: None (SAFER), or "sigmoid", a dict of Mixing's arguments or a Mixing (SAFER-A): weight the original view by
         how suspicious it looks.
     chunk: at most so many images at once through the network, for small GPUs: the memory of a step is that of a chunk,
-        its time a third more. Batch statistics are then those of each chunk, not of all views together.
+        its time is longer, as every chunk is computed twice. Batch statistics are then those of each chunk, not of
+        all views together.
     pipeline: "released", "paper", a dict of Pipeline's arguments or a Pipeline: which operators a view is made of.
     """
 
