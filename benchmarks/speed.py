@@ -29,19 +29,21 @@ from safer_tta.views import OPERATORS, Pipeline
 from safer_tta.views.pipeline import Draw, Step
 
 Row = dict[str, Any]
+Way = tuple[str, bool]  # precision, and whether it is compiled
+WAYS: list[Way] = [("float32", False), ("bfloat16", False), ("float32", True), ("bfloat16", True)]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def timed(functions: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
-    """Milliseconds of each, in turns; the first round warms up."""
+def timed(functions: dict[str, Callable[[], object]], rounds: int, warm: int = 1) -> dict[str, list[float]]:
+    """Milliseconds of each, in turns, after some rounds to warm up."""
     times: dict[str, list[float]] = {name: [] for name in functions}
-    for number in range(rounds + 1):
+    for number in range(warm + rounds):
         for name, function in functions.items():
             started = time.perf_counter()
             function()
             if DEVICE == "cuda":
                 torch.cuda.synchronize()
-            if number:
+            if number >= warm:
                 times[name].append(1e3 * (time.perf_counter() - started))
     return times
 
@@ -55,9 +57,13 @@ def pictures(batch: int, side: int) -> torch.Tensor:
     return torch.rand(batch, 3, side, side, generator=torch.Generator().manual_seed(0)).to(DEVICE)
 
 
-def adapted(architecture: str, method: str, views: int, **options: Any) -> safer_tta.Method:
-    model = zoo.create(architecture, num_classes=7)
-    return safer_tta.adapt(model, method, {"views": views} if views else False, seed=0, **options).to(DEVICE)
+def adapted(architecture: str, method: str, views: int, way: Way = ("float32", False)) -> safer_tta.Method:
+    """A method at work. On CUDA nobody looks at the images' values: that would wait for the step before."""
+    model, safer = zoo.create(architecture, num_classes=7), {"views": views} if views else False
+    look = DEVICE == "cpu"
+    return safer_tta.adapt(
+        model, method, safer, seed=0, precision=way[0], compile=way[1], validate=look
+    ).to(DEVICE)  # fmt: skip
 
 
 # --- sections -------------------------------------------------------------------------------------------------------
@@ -68,32 +74,64 @@ def steps(o: argparse.Namespace) -> Iterator[Row]:
     images = pictures(o.batch, o.side)
     for architecture in o.architectures:
         for method in o.methods:
-            variants = {n: adapted(architecture, method, n) for n in o.views}
+            variants = {n: adapted(architecture, method, n, (o.precision, False)) for n in o.views}
             times = timed({str(n): lambda m=m: m(images) for n, m in variants.items()}, o.rounds)
             plain = statistics.median(times["0"])
             for n, taken in times.items():
                 ratios = [a / b for a, b in zip(taken, times["0"], strict=True)]
                 row = {"architecture": architecture, "method": method, "views": int(n), "batch": o.batch}
-                yield {**row, "side": o.side, **figures(taken), "ratio": statistics.median(ratios), "plain_ms": plain}
+                yield {
+                    **row,
+                    "precision": o.precision,
+                    "side": o.side,
+                    **figures(taken),
+                    "ratio": statistics.median(ratios),
+                    "plain_ms": plain,
+                }
+
+
+def accelerated(o: argparse.Namespace) -> Iterator[Row]:
+    """Tent and Tent+SAFER (N = 4), each way to compute them: call by call, and through stream()."""
+    images = pictures(o.batch, o.side)
+    for architecture in o.architectures:
+        cases = [(way, n) for way in WAYS for n in (0, 4)]
+        variants = {f"{way[0]} {way[1]} {n}": adapted(architecture, "tent", n, way) for way, n in cases}
+        calls = timed({name: lambda m=m: m(images) for name, m in variants.items()}, o.rounds, o.warm)
+        streams = timed(
+            {name: lambda m=m: list(m.stream([images] * STREAM)) for name, m in variants.items()}, o.rounds // 2
+        )
+        fastest = min(statistics.median(calls[f"{p} {c} 0"]) for p, c in WAYS)
+        for way, n in cases:
+            name = f"{way[0]} {way[1]} {n}"
+            found, flowing = figures(calls[name]), statistics.median(streams[name]) / STREAM
+            row = {"architecture": architecture, "precision": way[0], "compile": way[1], "views": n, "batch": o.batch}
+            ratio = {"ratio": found["ms"] / fastest, "stream_ms": flowing}
+            yield {**row, "side": o.side, **found, **ratio}
+
+
+STREAM = 10  # batches of a stream whose time is taken as a whole
 
 
 def views(o: argparse.Namespace) -> Iterator[Row]:
     """The four views: batched, the same operators image by image, and the whole step they are part of."""
     images = pictures(o.batch, o.side)
-    method = adapted("resnet18", "tent", 4)
-    draws = [Pipeline().draw(4, o.batch, torch.Generator().manual_seed(seed)) for seed in range(o.rounds + 1)]
-    turn = {"batched": iter(draws), "image by image": iter(draws)}
-    times = timed(
-        {
-            "batched": lambda: next(turn["batched"]).views(images),
-            "image by image": lambda: one_by_one(next(turn["image by image"]), images),
-            "step": lambda: method(images),
-        },
-        o.rounds,
-    )
-    for name, taken in times.items():
-        ratios = [a / b for a, b in zip(taken, times["batched"], strict=True)]
-        yield {"what": name, "batch": o.batch, "side": o.side, **figures(taken), "ratio": statistics.median(ratios)}
+    for compile in (False, True) if DEVICE == "cuda" else (False,):
+        method = adapted("resnet18", "tent", 4, (o.precision, compile))
+        draws = [Pipeline().draw(4, o.batch, torch.Generator().manual_seed(seed)) for seed in range(o.rounds + o.warm)]
+        for draw in draws if compile else []:  # every operator is made into a program once
+            draw.views(images, compile=True)
+        turn = {"batched": iter(draws), "image by image": iter(draws)}
+        functions: dict[str, Callable[[], object]] = {
+            "batched": lambda turn=turn, c=compile: next(turn["batched"]).views(images, compile=c),
+            "step": lambda m=method: m(images),
+        }
+        if not compile:
+            functions["image by image"] = lambda turn=turn: one_by_one(next(turn["image by image"]), images)
+        times = timed(functions, o.rounds, o.warm)
+        for name, taken in times.items():
+            ratios = [a / b for a, b in zip(taken, times["batched"], strict=True)]
+            row = {"what": name, "precision": o.precision, "compile": compile, "batch": o.batch, "side": o.side}
+            yield {**row, **figures(taken), "ratio": statistics.median(ratios)}
 
 
 def one_by_one(draw: Draw, images: torch.Tensor) -> torch.Tensor:
@@ -117,8 +155,10 @@ def operators(o: argparse.Namespace) -> Iterator[Row]:
         functions: dict[str, Callable[[], object]] = {"ours": lambda op=operator, v=values: op(images, v)}
         if name in rivals:
             functions["kornia"] = rivals[name]
+        if DEVICE == "cuda":
+            functions["compiled"] = lambda op=operator, v=values: op(images, v, compile=True)
         times = timed(functions, o.rounds)
-        rival = {"kornia_ms": statistics.median(times["kornia"])} if name in rivals else {}
+        rival = {f"{n}_ms": statistics.median(times[n]) for n in ("kornia", "compiled") if n in times}
         yield {"operator": name, "batch": o.batch, "side": o.side, **figures(times["ours"]), **rival}
 
 
@@ -168,7 +208,7 @@ def scaling(o: argparse.Namespace) -> Iterator[Row]:
     cases = [(o.batch // 2, 4, o.side), (o.batch, 4, o.side), (o.batch * 2, 4, o.side)]
     cases += [(o.batch, n, o.side) for n in (1, 2, 8)] + [(o.batch, 4, o.side // 2)]
     for batch, n, side in cases:
-        images, method = pictures(batch, side), adapted("resnet18", "tent", n)
+        images, method = pictures(batch, side), adapted("resnet18", "tent", n, (o.precision, False))
         taken = timed({"step": lambda m=method, x=images: m(x)}, max(2, o.rounds // 4))["step"]
         yield {
             "batch": batch,
@@ -204,7 +244,8 @@ from safer_tta.models import zoo
 torch.set_num_threads({torch.get_num_threads()})
 {"" if o.system_allocator else "safer_tta.keep_freed_memory()"}
 images = torch.rand({o.batch}, 3, {o.side}, {o.side}).to({DEVICE!r})
-method = safer_tta.adapt(zoo.create("resnet18", num_classes=7), "tent", {safer!r}, seed=0).to({DEVICE!r})
+model, precision = zoo.create("resnet18", num_classes=7), {o.precision!r}
+method = safer_tta.adapt(model, "tent", {safer!r}, seed=0, precision=precision).to({DEVICE!r})
 if {DEVICE!r} == "cuda":
     method(images)
     torch.cuda.reset_peak_memory_stats()
@@ -224,7 +265,10 @@ def chunks(o: argparse.Namespace) -> Iterator[Row]:
     """What little memory costs in time: views at once, and in chunks of a batch each."""
     images, model = pictures(o.batch, o.side), zoo.create("resnet18", num_classes=7)
     cases = {"at once": {"views": 4}, "in chunks": {"views": 4, "chunk": o.batch}}
-    variants = {name: safer_tta.adapt(model, "tent", safer, seed=0).to(DEVICE) for name, safer in cases.items()}
+    variants = {
+        name: safer_tta.adapt(model, "tent", safer, seed=0, precision=o.precision).to(DEVICE)
+        for name, safer in cases.items()
+    }
     times = timed({name: lambda m=m: m(images) for name, m in variants.items()}, o.rounds)
     for name, taken in times.items():
         ratios = [a / b for a, b in zip(taken, times["at once"], strict=True)]
@@ -250,10 +294,9 @@ def startup(o: argparse.Namespace) -> Iterator[Row]:
 
 
 SECTIONS: dict[str, Callable[[argparse.Namespace], Iterator[Row]]] = {
-    "steps": steps, "views": views, "operators": operators, "attack": attack, "scaling": scaling, "memory": memory,
-    "chunks": chunks,
-    "startup": startup,
-}  # fmt: skip
+    function.__name__: function
+    for function in (steps, accelerated, views, operators, attack, scaling, memory, chunks, startup)
+}
 
 
 def machine() -> Row:
@@ -277,15 +320,21 @@ def run(o: argparse.Namespace) -> None:
 # --- the page -------------------------------------------------------------------------------------------------------
 
 HEADERS = {
-    "steps": ("architecture", "method", "views", "batch", "side", "ms", "ms_low", "ms_high", "ratio", "rounds"),
-    "views": ("what", "batch", "side", "ms", "ms_low", "ms_high", "ratio", "rounds"),
-    "operators": ("operator", "batch", "side", "ms", "kornia_ms"),
+    "steps": (
+        "architecture", "method", "views", "precision", "batch", "side", "ms", "ms_low", "ms_high", "ratio", "rounds",
+    ),
+    "accelerated": (
+        "architecture", "precision", "compile", "views", "batch", "side", "ms", "ms_low", "ms_high", "ratio",
+        "stream_ms", "rounds",
+    ),
+    "views": ("what", "precision", "compile", "batch", "side", "ms", "ms_low", "ms_high", "ratio", "rounds"),
+    "operators": ("operator", "batch", "side", "ms", "compiled_ms", "kornia_ms"),
     "attack": ("batch", "side", "ms", "images_per_s"),
     "scaling": ("batch", "views", "side", "ms", "ms_per_image"),
     "memory": ("what", "batch", "side", "peak_mb", "ratio"),
     "chunks": ("what", "batch", "side", "ms", "ms_low", "ms_high", "ratio", "rounds"),
     "startup": ("what", "ms", "ms_low", "ms_high"),
-}
+}  # fmt: skip
 
 
 def page(rows: list[Row]) -> str:
@@ -330,6 +379,8 @@ def main() -> None:
     runner.add_argument("--batch", type=int, default=64 if DEVICE == "cuda" else 8)
     runner.add_argument("--side", type=int, default=224)
     runner.add_argument("--rounds", type=int, default=20)
+    runner.add_argument("--warm", type=int, default=8 if DEVICE == "cuda" else 1, help="rounds before it counts")
+    runner.add_argument("--precision", default="float32", choices=["float32", "bfloat16"])
     runner.add_argument("--system-allocator", action="store_true", help="as the C library has it")
     commands.add_parser("page").add_argument("rows", nargs="+", type=Path)
     options = parser.parse_args()

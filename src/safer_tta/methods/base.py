@@ -13,8 +13,10 @@ from torch.optim import Adam, Optimizer
 
 from ..models.classifier import Updates
 from ..predictors import Prediction, Predictor
+from . import ahead
 from .state import Snapshot, State
 from .stateful import Stateful, alone
+from .unattended import Unattended
 
 log = logging.getLogger("safer_tta")
 
@@ -40,18 +42,21 @@ class Method(Stateful):
     optimise() one optimiser step by default; sharpness-aware methods call the closure twice
     again()    the loss of a second pass on the same views, where optimise() asks for one
     commit()   after a healthy step only: averages, memories, restores; may learn() a second time
+    repeats    every step is the same program: a loss each time, nothing read back, no optimise() or commit() of its own
     """
 
     name: ClassVar[str]
     updates: ClassVar[Updates] = "none"
     cost: ClassVar[str]  # passes of the batch through a model, for those who choose
+    repeats: ClassVar[bool] = False
 
     def __init__(self, predictor: Predictor, *, lr: float | None = None) -> None:
         super().__init__()
         self.predictor = predictor
         self.classifier = predictor.classifier
         self.frozen = False
-        self.refused: Counter[str] = Counter()  # losses and gradients that were not learnt from
+        self._refused: Counter[str] = Counter()
+        self._unattended, self.ahead = Unattended(), ahead.Ahead()
         self.classifier.eval().requires_grad_(False)
         self.state = State(self.classifier, predictor.generator)
         self.prepare()
@@ -100,20 +105,24 @@ class Method(Stateful):
                 try:
                     self.optimise(self._closure(value, loss))
                 except NotFiniteError:
-                    self.refused["gradients"] += 1
+                    self._refused["gradients"] += 1
                     self.state.put_back(held, generator=False)
                 self._forget_gradients()
 
     # --- what a user calls --------------------------------------------------------------------------------------
 
-    @alone
+    @alone(drawn_ahead=True)
     def __call__(self, images: Tensor) -> Prediction:
         """Predict a batch as it arrives, then learn from it. A batch that is refused, or fails on the way to the
         optimiser's step, changes nothing."""
+        prepared = self.ahead.take(images)
+        if prepared is None:
+            self.undraw()
         with torch.enable_grad():
             held = self.state.hold()
             try:
-                return self._step(_own(images), held)
+                ready, draw = prepared or self._drawn(_own(images))
+                return self._step(ready, draw, held)
             except BaseException:
                 self.state.put_back(held)
                 self._forget_gradients()
@@ -124,14 +133,18 @@ class Method(Stateful):
         """The same answer without learning, and without moving anything: not even the generator."""
         held = self.state.hold()
         try:
-            return self._answer(images)
+            return self._answer(*self._drawn(images))
         finally:
             self.state.put_back(held)
 
-    def stream(self, batches: Iterable[Any]) -> Iterator[Prediction]:
-        """Adapt over batches of images, or of (images, ...) as a DataLoader gives them."""
-        for batch in batches:
-            yield self(batch[0] if isinstance(batch, (tuple, list)) else batch)
+    def stream(self, batches: Iterable[Any], *, prefetch: bool = True) -> Iterator[Prediction]:
+        """Adapt over batches of images, or of (images, ...) as a DataLoader gives them.
+
+        prefetch: on CUDA, take the next batch before this one's answer is handed out, and make its views meanwhile.
+            False for live sources, where an answer must not wait for the next batch to come.
+        """
+        images = (batch[0] if isinstance(batch, (tuple, list)) else batch for batch in batches)
+        return ahead.stream(self, images) if prefetch and self.unattended() else map(self, images)
 
     def freeze(self) -> Self:
         """From now on predict only. Views are still drawn afresh."""
@@ -142,13 +155,39 @@ class Method(Stateful):
         self.frozen = False
         return self
 
+    @property
+    def refused(self) -> Counter[str]:
+        """How many losses and gradients were not learnt from, as they were not finite. Waits for the device."""
+        self._unattended.settle(self)
+        return self._refused
+
+    def unattended(self) -> bool:
+        """Whether steps run on the device without anybody waiting for them: not while frozen or guarded."""
+        return (
+            self.repeats
+            and self.predictor.repeats
+            and not self.frozen
+            and self.optimizer is not None
+            and self.classifier.device.type == "cuda"
+            and not self.optimizer._optimizer_step_pre_hooks
+        )
+
+    def undraw(self) -> None:
+        self.ahead.undo(self)
+
     # --- the frame ----------------------------------------------------------------------------------------------
 
-    def _step(self, images: Tensor, held: Snapshot) -> Prediction:
-        if self.frozen:
-            return self._answer(images)
+    def _drawn(self, images: Any) -> tuple[Tensor, Any]:
         draw = self.draw(images)
-        images = self.predictor.to_model(images)
+        return self.predictor.to_model(images), draw
+
+    def _step(self, images: Tensor, draw: Any, held: Snapshot) -> Prediction:
+        if self.frozen:
+            return self._answer(images, draw)
+        with self.classifier.tuned():
+            return self._unattended.step(self, images, draw) if self.unattended() else self._watched(images, draw, held)
+
+    def _watched(self, images: Tensor, draw: Any, held: Snapshot) -> Prediction:
         prediction, loss = self.forward(images, draw)
         if not self._healthy(prediction.probs.detach().sum() if loss is None else loss.detach()):
             self.state.put_back(held, generator=False)
@@ -160,13 +199,13 @@ class Method(Stateful):
             try:
                 self.commit(images, prediction.detach())
             except NotFiniteError:  # of a second update: it is left out, and what was learnt before it stands
-                self.refused["gradients"] += 1
+                self._refused["gradients"] += 1
         return prediction.detach()
 
     def _healthy(self, figure: Tensor) -> bool:
         finite = bool(torch.isfinite(figure))
         if not finite:
-            self.refused["losses"] += 1
+            self._refused["losses"] += 1
             log.warning("%s: the batch gives %s; it is answered but not learnt from", self.name, figure.item())
         return finite
 
@@ -174,10 +213,9 @@ class Method(Stateful):
         if self.optimizer is not None:
             self.optimizer.zero_grad()
 
-    def _answer(self, images: Tensor) -> Prediction:
+    def _answer(self, images: Tensor, draw: Any) -> Prediction:
         with torch.no_grad(), self.classifier.untracked():
-            draw = self.draw(images)
-            return self.forward(self.predictor.to_model(images), draw)[0].detach()
+            return self.forward(images, draw)[0].detach()
 
     def _closure(self, loss: Tensor, again: Callable[[], Tensor | None]) -> Closure:
         """Gradients of a loss: at first of the one already computed, after that of a fresh pass."""

@@ -22,6 +22,7 @@ from .registry import register
 class ShotIM(Method):
     updates = "features"
     cost = "1 forward, 1 backward"
+    repeats = True
 
     def __init__(self, predictor: Predictor, *, lr: float = 1e-4) -> None:
         super().__init__(predictor, lr=lr)

@@ -37,6 +37,7 @@ class State:
         self.models: dict[str, nn.Module] = {}  # teachers, policies: every tensor of theirs
         self.constants: dict[str, nn.Module] = {}  # never change and are never saved; only follow to a device
         self.adapted: list[str] = []
+        self.generation = 0  # counts how often tensors were replaced rather than written to
 
     def declare_adapted(self) -> None:
         """Count in what of the model moves: parameters that learn, and running statistics in train mode."""
@@ -57,18 +58,21 @@ class State:
                 live[name].copy_(snapshot[name])
         for name in self.memory:
             self.memory[name] = snapshot[f"memory.{name}"].to(self.memory[name].device, copy=True)
-        for label, optimizer in self.optimizers.items():
-            _load_optimizer(optimizer, _below(snapshot, f"{label}."))
+        in_place = [_load_optimizer(o, _below(snapshot, f"{label}.")) for label, o in self.optimizers.items()]
+        self.generation += not all(in_place)
         if generator:
             self.generator.set_state(snapshot[GENERATOR].cpu())
 
     def hold(self) -> Snapshot:
         """What a forward pass may move, before it does: running statistics and the generator."""
-        return {n: b.clone() for n, b in self._statistics().items()} | {GENERATOR: self.generator.get_state()}
+        return self.hold_statistics() | {GENERATOR: self.generator.get_state()}
+
+    def hold_statistics(self) -> Snapshot:
+        return {name: buffer.clone() for name, buffer in self.statistics().items()}
 
     def put_back(self, held: Snapshot, *, generator: bool = True) -> None:
         with torch.no_grad():
-            for name, buffer in self._statistics().items():
+            for name, buffer in self.statistics().items():
                 buffer.copy_(held[name])
         if generator:
             self.generator.set_state(held[GENERATOR])
@@ -87,7 +91,9 @@ class State:
         for module in (*self.models.values(), *self.constants.values()):
             module.to(device)
         for optimizer in self.optimizers.values():
+            _fuse(optimizer, device.type == "cuda")
             optimizer.load_state_dict(optimizer.state_dict())  # torch's own way of moving state beside its parameters
+        self.generation += 1
 
     def fingerprint(self, initial: Snapshot) -> str:
         """A hash of the source model, before any adaptation: a state fits only the model it grew from."""
@@ -113,7 +119,8 @@ class State:
             live |= {f"{label}.{name}": tensor for name, tensor in _optimizer_tensors(optimizer).items()}
         return live | {GENERATOR: self.generator.get_state()}
 
-    def _statistics(self) -> dict[str, Tensor]:
+    def statistics(self) -> dict[str, Tensor]:
+        """Running statistics that move."""
         adapted = set(self.adapted)
         return {name: buffer for name, buffer in self.model.named_buffers() if name in adapted}
 
@@ -192,15 +199,35 @@ def _optimizer_shapes(optimizer: Optimizer, snapshot: Mapping[str, Tensor], labe
     return shapes
 
 
-def _load_optimizer(optimizer: Optimizer, tensors: Mapping[str, Tensor]) -> None:
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+def _load_optimizer(optimizer: Optimizer, tensors: Mapping[str, Tensor]) -> bool:
+    """Whether the tensors that were there have only been written to."""
+    live = _optimizer_tensors(optimizer)
+    if live.keys() == tensors.keys():
+        for name, tensor in tensors.items():
+            live[name].copy_(tensor)
+        return True
+    parameters = [(p, group) for group in optimizer.param_groups for p in group["params"]]
     optimizer.state.clear()
     for name, tensor in tensors.items():
         index, _, key = name.partition(".")
-        parameter = parameters[int(index)]
-        # Adam keeps its step count on the CPU; everything else lies beside its parameter.
-        device = "cpu" if key == "step" else parameter.device
+        parameter, group = parameters[int(index)]
+        # Adam keeps its step count on the CPU, unless it is fused; everything else lies beside its parameter.
+        device = "cpu" if key == "step" and not group.get("fused") else parameter.device
         optimizer.state[parameter][key] = tensor.to(device, copy=True)
+    return False
+
+
+def _fuse(optimizer: Optimizer, fused: bool) -> None:
+    """All parameters in one kernel, on a GPU, where it may be part of a graph; torch's choice elsewhere."""
+    for group in optimizer.param_groups:
+        if "fused" in group:
+            group["fused"], group["foreach"] = fused or None, None
+        if "capturable" in group:
+            group["capturable"] = fused
+    if not fused:
+        for state in optimizer.state.values():
+            if "step" in state:
+                state["step"] = state["step"].cpu()
 
 
 def _below(snapshot: Mapping[str, Tensor], prefix: str) -> Snapshot:

@@ -11,7 +11,7 @@ import functools
 import os
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Concatenate, ParamSpec, Self, TypeVar, cast
+from typing import Any, ClassVar, Concatenate, ParamSpec, Self, TypeVar, overload
 
 import torch
 from torch import Tensor, nn
@@ -25,15 +25,31 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def alone(function: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
-    """Run with the method to itself, and outside any inference mode of the caller: what is made here must train."""
+Inner = Callable[Concatenate[S, P], T]
+
+
+@overload
+def alone(function: Inner[S, P, T]) -> Inner[S, P, T]: ...
+
+
+@overload
+def alone(*, drawn_ahead: bool) -> Callable[[Inner[S, P, T]], Inner[S, P, T]]: ...
+
+
+def alone(function: Any = None, *, drawn_ahead: bool = False) -> Any:
+    """Run with the method to itself, and outside any inference mode of the caller: what is made here must train. A
+    batch that was drawn ahead is undrawn first, unless the function knows what to do with it."""
+    if function is None:
+        return functools.partial(alone, drawn_ahead=drawn_ahead)
 
     @functools.wraps(function)
-    def run(self: S, /, *arguments: P.args, **keywords: P.kwargs) -> T:
+    def run(self: Any, /, *arguments: Any, **keywords: Any) -> Any:
         with self._lock.lock, torch.inference_mode(False):
+            if not drawn_ahead:
+                self.undraw()
             return function(self, *arguments, **keywords)
 
-    return cast(Callable[Concatenate[S, P], T], run)
+    return run
 
 
 class _Lock:
@@ -54,6 +70,8 @@ class Stateful:
 
     def __init__(self) -> None:
         self._lock = _Lock()
+
+    def undraw(self) -> None: ...
 
     def to_myself(self) -> contextlib.AbstractContextManager[bool]:
         """Inside, no other thread adapts, predicts or loads."""

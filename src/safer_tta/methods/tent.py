@@ -19,6 +19,7 @@ from .registry import register
 class Tent(Method):
     updates = "norm"
     cost = "1 forward, 1 backward"
+    repeats = True
 
     def __init__(self, predictor: Predictor, *, lr: float = 1e-3) -> None:
         super().__init__(predictor, lr=lr)

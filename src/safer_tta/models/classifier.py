@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, cast
 
 import torch
@@ -52,6 +52,7 @@ class Classifier(nn.Module):
         self._verified = False
         self._split = False  # whether the model is run without its head, as a compiler wants it
         self._trunk: Trunk | None = None
+        self.revision = 0  # counts how often layers or their layout were replaced
         self.precision, self.compiled = "float32", False
         self.accelerate(precision=precision, compile=compile)
 
@@ -91,9 +92,9 @@ class Classifier(nn.Module):
     def _in_two_steps(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """The model without its head, then the head."""
         if self._trunk is None:
-            self._trunk = Trunk(self.model, self.head_name, compiled=self.compiled)
+            self._trunk = Trunk(self.model, self.head_name, self.prepared, compile=self.compiled)
         with self._passing(images):
-            features = _logits(self._trunk.ready()(self._laid_out(self.normalise(images))))
+            features = _logits(self._trunk(images))
             logits = self.head(features)
         return self._single(features), self._single(logits)
 
@@ -111,7 +112,7 @@ class Classifier(nn.Module):
         hook = self.head.register_forward_hook(watch)
         try:
             with self._passing(images):
-                output = self.model(self._laid_out(self.normalise(images)))
+                output = self.model(self.prepared(images))
         finally:
             hook.remove()
         if not self._verified:
@@ -139,14 +140,29 @@ class Classifier(nn.Module):
         self.precision = precision or self.precision
         self.compiled = self.compiled if compile is None else compile
         self._trunk, self._verified, self._split = None, False, False
+        self.revision += 1
         if self.precision != "float32":
             self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def _passing(self, images: Tensor) -> contextlib.AbstractContextManager[Any]:
         half = self.precision == "bfloat16"
-        return torch.autocast(images.device.type, torch.bfloat16) if half else contextlib.nullcontext()
+        # A pass uses every weight once, and a cast that outlived a captured graph would be wrong at its replay.
+        off = contextlib.nullcontext()
+        return torch.autocast(images.device.type, torch.bfloat16, cache_enabled=False) if half else off
 
-    def _laid_out(self, images: Tensor) -> Tensor:
+    @contextlib.contextmanager
+    def tuned(self) -> Iterator[None]:
+        """A context in which a compiled model's convolutions are tried out for their fastest kernels, on CUDA."""
+        before = torch.backends.cudnn.benchmark
+        torch.backends.cudnn.benchmark = before or (self.compiled and self.device.type == "cuda")
+        try:
+            yield
+        finally:
+            torch.backends.cudnn.benchmark = before
+
+    def prepared(self, images: Tensor) -> Tensor:
+        """Images as the model wants them: normalised, and laid out as its weights are."""
+        images = self.normalise(images)
         return images if self.precision == "float32" else images.contiguous(memory_format=torch.channels_last)
 
     def _single(self, tensor: Tensor) -> Tensor:
@@ -172,6 +188,7 @@ class Classifier(nn.Module):
                     replaced[module] = replace(module)
                 self.model.set_submodule(name, replaced[module])
         self._trunk = None  # it was built of the layers that were there before
+        self.revision += 1
 
     def learning(self, updates: Updates) -> list[nn.Parameter]:
         """The parameters that learn: scale and shift of "norm"s, "features" (all but the head), "all" or "none"."""

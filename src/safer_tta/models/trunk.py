@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
+from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
+
+from ..compiling import compiled
 
 
 class Trunk:
     """The model with an identity in the place of its head. Only the modules that lead to the head are copied, and those
     shallowly: parameters, buffers and all other layers are the model's own."""
 
-    def __init__(self, model: nn.Module, head_name: str, *, compiled: bool = False) -> None:
+    def __init__(
+        self, model: nn.Module, head_name: str, prepare: Callable[[Tensor], Tensor], *, compile: bool = False
+    ) -> None:
         self.originals, self.twins = [model], [_shallow(model)]
         *path, last = head_name.split(".")
         for name in path:
@@ -19,14 +25,18 @@ class Trunk:
             self.twins.append(_shallow(self.originals[-1]))
             self.twins[-2]._modules[name] = self.twins[-1]
         self.twins[-1]._modules[last] = nn.Identity()
-        if compiled:
-            self.twins[0].compile(dynamic=False)
+        twin = self.twins[0]
 
-    def ready(self) -> nn.Module:
-        """The model without its head, in the mode that the model is in."""
+        def run(images: Tensor) -> Any:
+            return twin(prepare(images))
+
+        self._run = compiled(run) if compile else run
+
+    def __call__(self, images: Tensor) -> Any:
+        """Prepared images through the model without its head, in the mode that the model is in."""
         for original, twin in zip(self.originals, self.twins, strict=True):
             twin.training = original.training
-        return self.twins[0]
+        return self._run(images)
 
 
 def _shallow(module: nn.Module) -> nn.Module:

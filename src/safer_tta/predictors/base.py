@@ -6,7 +6,7 @@ import contextlib
 import copy
 import dataclasses
 import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self, TypeVar
 
@@ -62,16 +62,25 @@ class Prediction:
 
     def detach(self) -> Prediction:
         """The same numbers without the graph that made them."""
-        kept = {name: tensor.detach() for name, tensor in self.kept.items()}
-        return dataclasses.replace(_detached(self), report=_detached(self.report), kept=kept)
+        return self._through(Tensor.detach)
+
+    def copied(self, *, pipelines: tuple[tuple[str, ...], ...]) -> Prediction:
+        """The same numbers in tensors of their own, reported as of these pipelines."""
+        copy = self._through(Tensor.clone)
+        return dataclasses.replace(copy, report=dataclasses.replace(copy.report, pipelines=pipelines))
+
+    def _through(self, function: Callable[[Tensor], Tensor]) -> Prediction:
+        kept = {name: function(tensor) for name, tensor in self.kept.items()}
+        return dataclasses.replace(_each(self, function), report=_each(self.report, function), kept=kept)
 
 
 R = TypeVar("R", Prediction, Report)
 
 
-def _detached(record: R) -> R:
-    tensors: dict[str, Any] = {name: value for name, value in vars(record).items() if isinstance(value, Tensor)}
-    return dataclasses.replace(record, **{name: tensor.detach() for name, tensor in tensors.items()})
+def _each(record: R, function: Callable[[Tensor], Tensor]) -> R:
+    """The record with every tensor of it put through the function."""
+    changed: dict[str, Any] = {n: function(value) for n, value in vars(record).items() if isinstance(value, Tensor)}
+    return dataclasses.replace(record, **changed)
 
 
 class Predictor:
@@ -83,6 +92,7 @@ class Predictor:
         self.seed = int(torch.randint(2**62, ())) if seed is None else operator.index(seed)
         self.generator = torch.Generator().manual_seed(self.seed)
         self.validate = True
+        self.repeats = True  # every pass over batches of one shape is the same program, given their views
 
     @property
     def settings(self) -> dict[str, Any]:

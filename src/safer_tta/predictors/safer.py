@@ -61,6 +61,7 @@ class Safer(Predictor):
         self.chunk = None if chunk is None else int(chunk)
         self.mixing = mixings.create(mixing)
         self.pipeline = _pipeline(pipeline)
+        self.repeats = chunk is None  # a second pass over a chunk is not part of any program
         self._warned = False
 
     @property
@@ -73,7 +74,7 @@ class Safer(Predictor):
         return self.pipeline.draw(self.views, batch, self.generator)
 
     def predict(self, images: Tensor, draw: Draw) -> Prediction:
-        views = draw.views(images)
+        views = draw.views(images, compile=self.classifier.compiled and images.is_cuda)
         features, logits = self._through(views.flatten(0, 1))
         features, logits = (t.view(*views.shape[:2], -1) for t in (features, logits))
         probs = probabilities(logits)
@@ -89,7 +90,7 @@ class Safer(Predictor):
             dropped=pooled.dropped,
             signal=self._suspicion(probs, features),
             view_probs=probs,
-            pipelines=tuple(tuple(step.name for step in pipeline) for pipeline in draw.pipelines),
+            pipelines=draw.names,
         )
         mean = _weighted(weights, probs)
         logits = logits[0] if len(views) == 1 else mean.clamp_min(LEAST_PROBABILITY).log()

@@ -2,8 +2,9 @@
 
 `OPERATORS[name](images, values, generator=...)` applies one, `OPERATORS[name].sample(n, generator)` draws its
 parameters (None where it has none). Images are in [0,1] and clamped to it afterwards. Parameters live on the CPU, so
-that a draw can be replayed on any device. Posterize and equalize are steps: they pass gradients straight through,
-else an attack through the views would see none and robustness would be overstated.
+that a draw can be replayed on any device; what follows from them alone (kernels, matrices, masks) is prepared there,
+and one small tensor goes to the images. Posterize and equalize are steps: they pass gradients straight through, else
+an attack through the views would see none and robustness would be overstated.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
+from ..compiling import compiled
+
 Sampler = Callable[[int, Generator | None], Tensor]
-Function = Callable[[Tensor, Tensor], Tensor]
+Preparation = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,7 @@ class Operator:
     name: str
     function: Callable[..., Tensor]
     sampler: Sampler | None
+    prepare: Preparation
     smoothing: bool
     random: bool
 
@@ -39,13 +43,20 @@ class Operator:
         *,
         generator: Generator | None = None,
         out: Tensor | None = None,
+        compile: bool = False,
     ) -> Tensor:
-        """The images, each with its own value. out: write them there, where no gradient is wanted."""
+        """The images, each with its own value. out: write them there, where no gradient is wanted. compile: as one
+        program, made at the first batch of every shape."""
         self._check(images, values)
         x = images.float() if images.dtype in (torch.bfloat16, torch.float16) else images
-        arguments = () if values is None else (values,)
-        keywords = {"generator": generator} if self.random else {}
-        y = self.function(x, *arguments, **keywords)
+        arguments = [] if values is None else [self.prepare(values, x).to(x.device, x.dtype, non_blocking=True)]
+        if self.random:
+            arguments.append(torch.randn(x.shape, generator=generator, device=x.device, dtype=x.dtype))
+        if compile:
+            out = torch.empty_like(images) if out is None else out
+            _program(self.name)(x, arguments, out)
+            return out
+        y = self.function(x, *arguments)
         if out is None:
             return y.clamp(0, 1).to(images.dtype)
         return torch.clamp(y, 0, 1, out=out) if out.dtype == y.dtype else out.copy_(y.clamp(0, 1))
@@ -65,15 +76,33 @@ OPERATORS: dict[str, Operator] = {}
 
 
 def operator(
-    sampler: Sampler | None = None, *, smoothing: bool = False, random: bool = False
+    sampler: Sampler | None = None,
+    *,
+    prepare: Preparation = lambda values, images: values.view(-1, 1, 1, 1),
+    smoothing: bool = False,
+    random: bool = False,
 ) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
-    """Register a function of (images, values) under its name. random: it also draws from a generator of its own."""
+    """Register a function of images, what is prepared of their values, and noise if it is random, under its name.
+
+    prepare: of the values and the images (for their shape and precision) one tensor to hand to the function.
+    """
 
     def register(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        OPERATORS[function.__name__] = Operator(function.__name__, function, sampler, smoothing, random)
+        OPERATORS[function.__name__] = Operator(function.__name__, function, sampler, prepare, smoothing, random)
         return function
 
     return register
+
+
+@functools.cache
+def _program(name: str) -> Callable[[Tensor, list[Tensor], Tensor], None]:
+    """An operator with its clamp, compiled: written into its place in one pass where it can be."""
+    function = OPERATORS[name].function
+
+    def apply(images: Tensor, arguments: list[Tensor], out: Tensor) -> None:
+        out.copy_(function(images, *arguments).clamp(0, 1))
+
+    return compiled(apply)
 
 
 def uniform(low: float, high: float) -> Sampler:
@@ -82,11 +111,6 @@ def uniform(low: float, high: float) -> Sampler:
 
 def integers(low: int, high: int) -> Sampler:
     return lambda n, generator: torch.randint(low, high + 1, (n,), generator=generator)
-
-
-def _per_image(values: Tensor, like: Tensor) -> Tensor:
-    """(B,) on the CPU -> (B,1,1,1) beside the images."""
-    return values.to(like.device, like.dtype, non_blocking=True).view(-1, 1, 1, 1)
 
 
 def _straight_through(x: Tensor, y: Tensor) -> Tensor:
@@ -117,19 +141,33 @@ def _reflected_taps(side: int, device: torch.device, dtype: torch.dtype) -> Tens
     return taps.flatten(1).to(device)
 
 
-def _kernels(sigma: Tensor) -> Tensor:
-    """(B, 9)"""
+def _kernels(sigma: Tensor, images: Tensor) -> Tensor:
+    """(B, 9), in the precision of the images."""
+    sigma = sigma.to(images.dtype)
     distance = torch.arange(KERNEL, device=sigma.device, dtype=sigma.dtype) - KERNEL // 2
     kernels = torch.exp(-(distance**2) / (2 * sigma[:, None] ** 2))
     return kernels / kernels.sum(dim=1, keepdim=True)
 
 
-@operator(uniform(1.0, 3.0), smoothing=True)
-def gaussian_blur(images: Tensor, sigma: Tensor) -> Tensor:
-    kernels = _kernels(sigma.to(images.device, images.dtype, non_blocking=True))
-    if images.is_cuda or min(images.shape[2:]) <= KERNEL // 2:
+@operator(uniform(1.0, 3.0), prepare=_kernels, smoothing=True)
+def gaussian_blur(images: Tensor, kernels: Tensor) -> Tensor:
+    if min(images.shape[2:]) <= KERNEL // 2:
         return _blur_by_matrices(images, kernels)
-    return _blur_by_convolution(images, kernels)
+    if torch.compiler.is_compiling():
+        return _blur_by_sums(images, kernels)
+    return _blur_by_matrices(images, kernels) if images.is_cuda else _blur_by_convolution(images, kernels)
+
+
+def _blur_by_sums(images: Tensor, kernels: Tensor) -> Tensor:
+    """Nine shifted images along each axis, weighted: the fastest, if a compiler makes one loop of each sum."""
+    height, width = images.shape[2:]
+    padded = F.pad(images, (KERNEL // 2,) * 4, mode="reflect")
+    weights = kernels.view(-1, KERNEL, 1, 1, 1).unbind(1)
+    rows = sum(weight * padded[..., tap : tap + width] for tap, weight in enumerate(weights))
+    assert isinstance(rows, Tensor)
+    blurred = sum(weight * rows[..., tap : tap + height, :] for tap, weight in enumerate(weights))
+    assert isinstance(blurred, Tensor)
+    return blurred
 
 
 def _blur_by_convolution(images: Tensor, kernels: Tensor) -> Tensor:
@@ -155,17 +193,21 @@ def _blur_matrix(kernels: Tensor, side: int) -> Tensor:
     return (kernels @ _reflected_taps(side, kernels.device, kernels.dtype)).view(-1, side, side)
 
 
-@operator(uniform(0.2, 0.6), smoothing=True)
-def fft_low_pass(images: Tensor, keep: Tensor) -> Tensor:
+def _boxes(keep: Tensor, images: Tensor) -> Tensor:
+    """(B, 2H + 2W): the kept rows, those of the mirrored spectrum, and the same of columns."""
+    height, width = images.shape[-2:]
+    return torch.cat([*_box(keep, height), *_box(keep, width)], dim=1)
+
+
+@operator(uniform(0.2, 0.6), prepare=_boxes, smoothing=True)
+def fft_low_pass(images: Tensor, boxes: Tensor) -> Tensor:
     """Keep a box of the shifted spectrum. The box is not symmetric about zero; the real part of what it returns is
     what the symmetrised mask (M(f) + M(-f)) / 2 returns, and that one works on half a spectrum."""
     height, width = images.shape[-2:]
-    rows, rows_mirrored = _box(keep, height)
-    columns, columns_mirrored = _box(keep, width)
     half = width // 2 + 1
+    rows, rows_mirrored, columns, columns_mirrored = torch.split(boxes, [height, height, width, width], dim=1)
     mask = rows[:, :, None] * columns[:, None, :half] + rows_mirrored[:, :, None] * columns_mirrored[:, None, :half]
-    mask = (mask / 2).to(images.device, images.dtype, non_blocking=True)
-    spectrum: Tensor = torch.fft.rfft2(images) * mask[:, None]
+    spectrum: Tensor = torch.fft.rfft2(images) * (mask / 2)[:, None]
     filtered: Tensor = torch.fft.irfft2(spectrum, s=(height, width))
     return filtered
 
@@ -181,9 +223,8 @@ def _box(keep: Tensor, side: int) -> tuple[Tensor, Tensor]:
 
 
 @operator(uniform(0.01, 0.10), random=True)
-def gaussian_noise(images: Tensor, sigma: Tensor, *, generator: Generator | None = None) -> Tensor:
-    noise = torch.randn(images.shape, generator=generator, device=images.device, dtype=images.dtype)
-    return images + _per_image(sigma, images) * noise
+def gaussian_noise(images: Tensor, sigma: Tensor, noise: Tensor) -> Tensor:
+    return images + sigma * noise
 
 
 # --- photometric ---------------------------------------------------------------------------------------------------
@@ -212,12 +253,11 @@ def invert(images: Tensor) -> Tensor:
 
 @operator(uniform(0.1, 0.9))
 def solarize(images: Tensor, threshold: Tensor) -> Tensor:
-    return torch.where(images < _per_image(threshold, images), images, 1 - images)
+    return torch.where(images < threshold, images, 1 - images)
 
 
-@operator(integers(2, 5))
-def posterize(images: Tensor, bits: Tensor) -> Tensor:
-    levels = _per_image(2**bits - 1, images)
+@operator(integers(2, 5), prepare=lambda bits, images: (2**bits - 1).view(-1, 1, 1, 1))
+def posterize(images: Tensor, levels: Tensor) -> Tensor:
     return _straight_through(images, torch.floor(images * levels) / levels)
 
 
@@ -228,7 +268,7 @@ def contrast(images: Tensor, factor: Tensor) -> Tensor:
 
 @operator(uniform(0.4, 1.6))
 def brightness(images: Tensor, factor: Tensor) -> Tensor:
-    return images * _per_image(factor, images)
+    return images * factor
 
 
 @operator(uniform(0.4, 1.6))
@@ -241,66 +281,76 @@ def sharpness(images: Tensor, factor: Tensor) -> Tensor:
     rows = images[..., :-2, :] + images[..., 1:-1, :] + images[..., 2:, :]
     box = rows[..., :-2] + rows[..., 1:-1] + rows[..., 2:]
     inner = images[..., 1:-1, 1:-1]
-    factor = _per_image(factor, images)
     sharpened = images.clone()  # at the border the smoothed image is the image, so blending changes nothing
     sharpened[..., 1:-1, 1:-1] = torch.lerp((box + 4 * inner) / 13, inner, factor)
     return sharpened
 
 
 def _blend(base: Tensor, images: Tensor, factor: Tensor) -> Tensor:
-    factor = _per_image(factor, images)
     return base * (1 - factor) + images * factor
 
 
 # --- geometric: nearest neighbour, black outside ------------------------------------------------------------------
 
 
-def _warp(images: Tensor, matrix: list[list[Tensor | float]]) -> Tensor:
-    """Fetch every pixel from matrix · (x, y, 1), in pixels from the centre, y downwards; one matrix per image."""
-    batch, _, height, width = images.shape
-    (a, b, c), (d, e, f) = matrix
-    # grid_sample counts in half sides
-    scaled = [
-        a,
-        _times(b, height / width),
-        _times(c, 2 / width),
-        _times(d, width / height),
-        e,
-        _times(f, 2 / height),
-    ]
-    columns = [torch.as_tensor(value, dtype=torch.float64).expand(batch) for value in scaled]
-    theta = torch.stack(columns, dim=1).view(batch, 2, 3)
-    theta = theta.to(images.dtype).to(images.device, non_blocking=True)
+Matrix = list[list[Tensor | float]]
+
+
+def _warp(images: Tensor, theta: Tensor) -> Tensor:
     grid = F.affine_grid(theta, list(images.shape), align_corners=False)
     return F.grid_sample(images, grid, mode="nearest", padding_mode="zeros", align_corners=False)
 
 
-def _times(value: Tensor | float, factor: float) -> Tensor | float:
-    return value * factor
+def _fetching(matrix: Callable[[Tensor, torch.Size], Matrix]) -> Preparation:
+    """Fetch every pixel from matrix · (x, y, 1), in pixels from the centre, y downwards; one matrix per image, here
+    (B,2,3) in the half sides that grid_sample counts in."""
+
+    def prepare(values: Tensor, images: Tensor) -> Tensor:
+        height, width = images.shape[2:]
+        (a, b, c), (d, e, f) = matrix(values.double(), images.shape)
+        scaled = [a, b * (height / width), c * (2 / width), d * (width / height), e, f * (2 / height)]
+        columns = [torch.as_tensor(v, dtype=torch.float64, device=values.device).expand(len(values)) for v in scaled]
+        return torch.stack(columns, dim=1).view(len(values), 2, 3)
+
+    return prepare
 
 
-@operator(uniform(-20.0, 20.0))
-def shear_x(images: Tensor, degrees: Tensor) -> Tensor:
-    return _warp(images, [[1.0, torch.tan(torch.deg2rad(degrees.double())), 0.0], [0.0, 1.0, 0.0]])
+def _tangent(degrees: Tensor) -> Tensor:
+    return torch.tan(torch.deg2rad(degrees))
 
 
-@operator(uniform(-20.0, 20.0))
-def shear_y(images: Tensor, degrees: Tensor) -> Tensor:
-    return _warp(images, [[1.0, 0.0, 0.0], [torch.tan(torch.deg2rad(degrees.double())), 1.0, 0.0]])
-
-
-@operator(uniform(-0.2, 0.2))
-def translate_x(images: Tensor, share: Tensor) -> Tensor:
-    return _warp(images, [[1.0, 0.0, -torch.round(share.double() * images.shape[3])], [0.0, 1.0, 0.0]])
-
-
-@operator(uniform(-0.2, 0.2))
-def translate_y(images: Tensor, share: Tensor) -> Tensor:
-    return _warp(images, [[1.0, 0.0, 0.0], [0.0, 1.0, -torch.round(share.double() * images.shape[2])]])
-
-
-@operator(uniform(-30.0, 30.0))
-def rotate(images: Tensor, degrees: Tensor) -> Tensor:
-    angle = torch.deg2rad(degrees.double())
+def _rotation(degrees: Tensor, shape: torch.Size) -> Matrix:
+    angle = torch.deg2rad(degrees)
     cosine, sine = torch.cos(angle), torch.sin(angle)
-    return _warp(images, [[cosine, -sine, 0.0], [sine, cosine, 0.0]])
+    return [[cosine, -sine, 0.0], [sine, cosine, 0.0]]
+
+
+@operator(uniform(-20.0, 20.0), prepare=_fetching(lambda d, shape: [[1.0, _tangent(d), 0.0], [0.0, 1.0, 0.0]]))
+def shear_x(images: Tensor, theta: Tensor) -> Tensor:
+    return _warp(images, theta)
+
+
+@operator(uniform(-20.0, 20.0), prepare=_fetching(lambda d, shape: [[1.0, 0.0, 0.0], [_tangent(d), 1.0, 0.0]]))
+def shear_y(images: Tensor, theta: Tensor) -> Tensor:
+    return _warp(images, theta)
+
+
+@operator(
+    uniform(-0.2, 0.2),
+    prepare=_fetching(lambda share, shape: [[1.0, 0.0, -torch.round(share * shape[3])], [0.0, 1.0, 0.0]]),
+)
+def translate_x(images: Tensor, theta: Tensor) -> Tensor:
+    return _warp(images, theta)
+
+
+@operator(
+    uniform(-0.2, 0.2),
+    prepare=_fetching(lambda share, shape: [[1.0, 0.0, 0.0], [0.0, 1.0, -torch.round(share * shape[2])]]),
+)
+def translate_y(images: Tensor, theta: Tensor) -> Tensor:
+    return _warp(images, theta)
+
+
+@operator(uniform(-30.0, 30.0), prepare=_fetching(_rotation))
+def rotate(images: Tensor, theta: Tensor) -> Tensor:
+    return _warp(images, theta)

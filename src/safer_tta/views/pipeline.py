@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Generator, Tensor
@@ -25,9 +25,9 @@ class Step:
     values: Tensor | None
     seed: int
 
-    def __call__(self, images: Tensor, out: Tensor | None = None) -> Tensor:
+    def __call__(self, images: Tensor, out: Tensor | None = None, *, compile: bool = False) -> Tensor:
         generator = torch.Generator(images.device).manual_seed(self.seed) if OPERATORS[self.name].random else None
-        return OPERATORS[self.name](images, self.values, generator=generator, out=out)
+        return OPERATORS[self.name](images, self.values, generator=generator, out=out, compile=compile)
 
 
 @dataclass(frozen=True)
@@ -37,13 +37,25 @@ class Draw:
     batch: int
     pipelines: tuple[tuple[Step, ...], ...] = ()
 
-    def views(self, images: Tensor) -> Tensor:
-        """(V,B,3,H,W); view 0 is the images themselves."""
+    @property
+    def names(self) -> tuple[tuple[str, ...], ...]:
+        """The operators of each augmented view."""
+        return tuple(tuple(step.name for step in pipeline) for pipeline in self.pipelines)
+
+    def filled(self, views: Tensor) -> Draw:
+        """This draw with its views already made."""
+        return Filled(self.batch, self.pipelines, views)
+
+    def views(self, images: Tensor, out: Tensor | None = None, *, compile: bool = False) -> Tensor:
+        """(V,B,3,H,W), written to `out` if given; view 0 is the images themselves."""
         if images.requires_grad and torch.is_grad_enabled():  # an attack through the views
             return torch.stack([images, *(_applied(pipeline, images, None) for pipeline in self.pipelines)])
-        views = images.new_empty(1 + len(self.pipelines), *images.shape)
+        views = images.new_empty(1 + len(self.pipelines), *images.shape) if out is None else out
         views[0] = images
-        jobs = [functools.partial(_applied, p, images, v) for p, v in zip(self.pipelines, views[1:], strict=True)]
+        jobs = [
+            functools.partial(_applied, pipeline, images, view, compile=compile)
+            for pipeline, view in zip(self.pipelines, views[1:], strict=True)
+        ]
         if images.device.type == "cpu" and images.numel() >= WORTHWHILE:
             run_all(jobs)
         else:
@@ -52,10 +64,20 @@ class Draw:
         return views
 
 
-def _applied(pipeline: tuple[Step, ...], images: Tensor, out: Tensor | None) -> Tensor:
+@dataclass(frozen=True)
+class Filled(Draw):
+    """A draw whose views lie ready."""
+
+    ready: Tensor = field(default_factory=lambda: torch.empty(0))
+
+    def views(self, images: Tensor, out: Tensor | None = None, *, compile: bool = False) -> Tensor:
+        return self.ready if out is None else out.copy_(self.ready)
+
+
+def _applied(pipeline: tuple[Step, ...], images: Tensor, out: Tensor | None, *, compile: bool = False) -> Tensor:
     """Images through a pipeline, the last step straight into its place."""
     for number, step in enumerate(pipeline, start=1):
-        images = step(images, out if number == len(pipeline) else None)
+        images = step(images, out if number == len(pipeline) else None, compile=compile)
     return images
 
 
