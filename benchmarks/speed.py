@@ -48,6 +48,17 @@ def timed(functions: dict[str, Callable[[], object]], rounds: int, warm: int = 1
     return times
 
 
+def device_ms(function: Callable[[], object]) -> float:
+    """What the device alone takes: everything is queued behind a pause, so that it never waits for the host."""
+    started, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda._sleep(50_000_000)
+    started.record()
+    function()
+    ended.record()
+    torch.cuda.synchronize()
+    return started.elapsed_time(ended)
+
+
 def figures(values: list[float]) -> Row:
     low, middle, high = statistics.quantiles(values, n=4) if len(values) > 1 else (values[0],) * 3
     return {"ms": middle, "ms_low": low, "ms_high": high, "rounds": len(values)}
@@ -98,7 +109,7 @@ def accelerated(o: argparse.Namespace) -> Iterator[Row]:
         variants = {f"{way[0]} {way[1]} {n}": adapted(architecture, "tent", n, way) for way, n in cases}
         calls = timed({name: lambda m=m: m(images) for name, m in variants.items()}, o.rounds, o.warm)
         streams = timed(
-            {name: lambda m=m: list(m.stream([images] * STREAM)) for name, m in variants.items()}, o.rounds // 2
+            {name: lambda m=m: list(m.stream([images] * STREAM)) for name, m in variants.items()}, max(3, o.rounds // 4)
         )
         fastest = min(statistics.median(calls[f"{p} {c} 0"]) for p, c in WAYS)
         for way, n in cases:
@@ -109,7 +120,7 @@ def accelerated(o: argparse.Namespace) -> Iterator[Row]:
             yield {**row, "side": o.side, **found, **ratio}
 
 
-STREAM = 10  # batches of a stream whose time is taken as a whole
+STREAM = 20  # batches of a stream whose time is taken as a whole
 
 
 def views(o: argparse.Namespace) -> Iterator[Row]:
@@ -119,19 +130,29 @@ def views(o: argparse.Namespace) -> Iterator[Row]:
         method = adapted("resnet18", "tent", 4, (o.precision, compile))
         draws = [Pipeline().draw(4, o.batch, torch.Generator().manual_seed(seed)) for seed in range(o.rounds + o.warm)]
         for draw in draws if compile else []:  # every operator is made into a program once
-            draw.views(images, compile=True)
+            draw.views(images, room(o, images, True), compile=True)
         turn = {"batched": iter(draws), "image by image": iter(draws)}
         functions: dict[str, Callable[[], object]] = {
-            "batched": lambda turn=turn, c=compile: next(turn["batched"]).views(images, compile=c),
+            "batched": lambda turn=turn, c=compile: next(turn["batched"]).views(images, room(o, images, c), compile=c),
             "step": lambda m=method: m(images),
         }
         if not compile:
             functions["image by image"] = lambda turn=turn: one_by_one(next(turn["image by image"]), images)
         times = timed(functions, o.rounds, o.warm)
+        turn["batched"] = iter(draws)
         for name, taken in times.items():
             ratios = [a / b for a, b in zip(taken, times["batched"], strict=True)]
             row = {"what": name, "precision": o.precision, "compile": compile, "batch": o.batch, "side": o.side}
+            if DEVICE == "cuda" and name != "image by image":
+                alone = [device_ms(functions[name]) for _ in range(o.rounds)]
+                row["device_ms"] = statistics.median(alone)
             yield {**row, **figures(taken), "ratio": statistics.median(ratios)}
+
+
+def room(o: argparse.Namespace, images: torch.Tensor, compile: bool) -> torch.Tensor:
+    """Where the views go, in the precision a compiled step wants them in."""
+    half = compile and o.precision == "bfloat16"
+    return images.new_empty(5, *images.shape, dtype=torch.float16 if half else images.dtype)
 
 
 def one_by_one(draw: Draw, images: torch.Tensor) -> torch.Tensor:
@@ -327,7 +348,9 @@ HEADERS = {
         "architecture", "precision", "compile", "views", "batch", "side", "ms", "ms_low", "ms_high", "ratio",
         "stream_ms", "rounds",
     ),
-    "views": ("what", "precision", "compile", "batch", "side", "ms", "ms_low", "ms_high", "ratio", "rounds"),
+    "views": (
+        "what", "precision", "compile", "batch", "side", "ms", "ms_low", "ms_high", "ratio", "device_ms", "rounds",
+    ),
     "operators": ("operator", "batch", "side", "ms", "compiled_ms", "kornia_ms"),
     "attack": ("batch", "side", "ms", "images_per_s"),
     "scaling": ("batch", "views", "side", "ms", "ms_per_image"),

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..predictors import Draw, Prediction
+from .unattended import room_for_views
 
 if TYPE_CHECKING:
     from .base import Method
@@ -49,7 +50,8 @@ class Ahead:
                 self._side.wait_event(after)
                 draw = method.draw(given)
                 images = method.predictor.to_model(given)
-                filled = draw.filled(draw.views(images, compile=method.classifier.compiled))
+                views = room_for_views(method, images, draw)
+                filled = draw.filled(draw.views(images, out=views, compile=method.classifier.compiled))
                 ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
                 ready.record()
         except (TypeError, ValueError):

@@ -48,15 +48,17 @@ class Operator:
         """The images, each with its own value. out: write them there, where no gradient is wanted. compile: as one
         program, made at the first batch of every shape."""
         self._check(images, values)
-        x = images.float() if images.dtype in (torch.bfloat16, torch.float16) else images
-        arguments = [] if values is None else [self.prepare(values, x).to(x.device, x.dtype, non_blocking=True)]
+        dtype = torch.promote_types(images.dtype, torch.float32)
+        arguments = []
+        if values is not None:
+            arguments.append(self.prepare(values, images).to(images.device, dtype, non_blocking=True))
         if self.random:
-            arguments.append(torch.randn(x.shape, generator=generator, device=x.device, dtype=x.dtype))
+            arguments.append(torch.randn(images.shape, generator=generator, device=images.device, dtype=dtype))
         if compile:
             out = torch.empty_like(images) if out is None else out
-            _program(self.name)(x, arguments, out)
+            _program(self.name)(images, arguments, out)
             return out
-        y = self.function(x, *arguments)
+        y = self.function(_single(images), *arguments)
         if out is None:
             return y.clamp(0, 1).to(images.dtype)
         return torch.clamp(y, 0, 1, out=out) if out.dtype == y.dtype else out.copy_(y.clamp(0, 1))
@@ -100,9 +102,14 @@ def _program(name: str) -> Callable[[Tensor, list[Tensor], Tensor], None]:
     function = OPERATORS[name].function
 
     def apply(images: Tensor, arguments: list[Tensor], out: Tensor) -> None:
-        out.copy_(function(images, *arguments).clamp(0, 1))
+        out.copy_(function(_single(images), *arguments).clamp(0, 1))
 
     return compiled(apply)
+
+
+def _single(images: Tensor) -> Tensor:
+    """Operators compute in single precision at least."""
+    return images.float() if images.dtype in (torch.bfloat16, torch.float16) else images
 
 
 def uniform(low: float, high: float) -> Sampler:
@@ -142,8 +149,8 @@ def _reflected_taps(side: int, device: torch.device, dtype: torch.dtype) -> Tens
 
 
 def _kernels(sigma: Tensor, images: Tensor) -> Tensor:
-    """(B, 9), in the precision of the images."""
-    sigma = sigma.to(images.dtype)
+    """(B, 9), in the precision of the images, or single."""
+    sigma = sigma.to(torch.promote_types(images.dtype, torch.float32))
     distance = torch.arange(KERNEL, device=sigma.device, dtype=sigma.dtype) - KERNEL // 2
     kernels = torch.exp(-(distance**2) / (2 * sigma[:, None] ** 2))
     return kernels / kernels.sum(dim=1, keepdim=True)
@@ -194,9 +201,12 @@ def _blur_matrix(kernels: Tensor, side: int) -> Tensor:
 
 
 def _boxes(keep: Tensor, images: Tensor) -> Tensor:
-    """(B, 2H + 2W): the kept rows, those of the mirrored spectrum, and the same of columns."""
-    height, width = images.shape[-2:]
-    return torch.cat([*_box(keep, height), *_box(keep, width)], dim=1)
+    """(B,4): the first kept row of the shifted spectrum and the first no longer kept, and the same of columns."""
+    sides = torch.tensor(images.shape[2:], dtype=torch.float64, device=keep.device)
+    # A ratio of 0.2 is 0.200000003 in single precision; that must not keep a line more.
+    kept = torch.ceil(keep.double()[:, None] * sides - 1e-6).clamp_min(1)
+    first = torch.div(sides - kept, 2, rounding_mode="floor")
+    return torch.stack([first, first + kept], dim=2).flatten(1)
 
 
 @operator(uniform(0.2, 0.6), prepare=_boxes, smoothing=True)
@@ -205,21 +215,27 @@ def fft_low_pass(images: Tensor, boxes: Tensor) -> Tensor:
     what the symmetrised mask (M(f) + M(-f)) / 2 returns, and that one works on half a spectrum."""
     height, width = images.shape[-2:]
     half = width // 2 + 1
-    rows, rows_mirrored, columns, columns_mirrored = torch.split(boxes, [height, height, width, width], dim=1)
+    rows, rows_mirrored = _kept(boxes[:, :2], height)
+    columns, columns_mirrored = _kept(boxes[:, 2:], width)
     mask = rows[:, :, None] * columns[:, None, :half] + rows_mirrored[:, :, None] * columns_mirrored[:, None, :half]
     spectrum: Tensor = torch.fft.rfft2(images) * (mask / 2)[:, None]
     filtered: Tensor = torch.fft.irfft2(spectrum, s=(height, width))
     return filtered
 
 
-def _box(keep: Tensor, side: int) -> tuple[Tensor, Tensor]:
+def _kept(box: Tensor, side: int) -> tuple[Tensor, Tensor]:
     """(B, side) masks of the kept frequencies f and of -f, in the order of the unshifted spectrum."""
-    # A ratio of 0.2 is 0.200000003 in single precision; that must not keep a line more.
-    kept = torch.ceil(keep.double() * side - 1e-6).clamp_min(1)[:, None]
-    first = torch.div(side - kept, 2, rounding_mode="floor")
-    place = (torch.arange(side) + side // 2) % side  # where frequency i stands in the shifted spectrum
-    mask = ((place >= first) & (place < first + kept)).float()
-    return mask, mask[:, (-torch.arange(side)) % side]
+    places = _places(side, box.device)
+    kept = (places >= box[:, 0, None, None]) & (places < box[:, 1, None, None])
+    mask, mirrored = kept.to(box.dtype).unbind(1)
+    return mask, mirrored
+
+
+@functools.lru_cache(maxsize=16)
+def _places(side: int, device: torch.device) -> Tensor:
+    """(2, side): where the frequencies f, and -f, stand in the shifted spectrum."""
+    frequency = torch.arange(side)
+    return torch.stack([(frequency + side // 2) % side, (-frequency + side // 2) % side]).to(device)
 
 
 @operator(uniform(0.01, 0.10), random=True)
@@ -309,8 +325,10 @@ def _fetching(matrix: Callable[[Tensor, torch.Size], Matrix]) -> Preparation:
         height, width = images.shape[2:]
         (a, b, c), (d, e, f) = matrix(values.double(), images.shape)
         scaled = [a, b * (height / width), c * (2 / width), d * (width / height), e, f * (2 / height)]
-        columns = [torch.as_tensor(v, dtype=torch.float64, device=values.device).expand(len(values)) for v in scaled]
-        return torch.stack(columns, dim=1).view(len(values), 2, 3)
+        theta = values.new_empty(len(values), 6, dtype=torch.float64)
+        for column, value in enumerate(scaled):
+            theta[:, column] = value
+        return theta.view(-1, 2, 3)
 
     return prepare
 

@@ -77,7 +77,9 @@ class Filled(Draw):
 def _applied(pipeline: tuple[Step, ...], images: Tensor, out: Tensor | None, *, compile: bool = False) -> Tensor:
     """Images through a pipeline, the last step straight into its place."""
     for number, step in enumerate(pipeline, start=1):
-        images = step(images, out if number == len(pipeline) else None, compile=compile)
+        # Between compiled steps images keep the precision of their destination.
+        between = torch.empty_like(out) if compile and out is not None else None
+        images = step(images, out if number == len(pipeline) else between, compile=compile)
     return images
 
 
