@@ -30,7 +30,7 @@ from safer_tta.views.pipeline import Draw, Step
 
 Row = dict[str, Any]
 Way = tuple[str, bool]  # precision, and whether it is compiled
-WAYS: list[Way] = [("float32", False), ("bfloat16", False), ("float32", True), ("bfloat16", True)]
+WAYS: list[Way] = [("float32", False), ("bfloat16", False), ("bfloat16", True)]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 

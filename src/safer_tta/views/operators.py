@@ -225,17 +225,12 @@ def fft_low_pass(images: Tensor, boxes: Tensor) -> Tensor:
 
 def _kept(box: Tensor, side: int) -> tuple[Tensor, Tensor]:
     """(B, side) masks of the kept frequencies f and of -f, in the order of the unshifted spectrum."""
-    places = _places(side, box.device)
+    frequency = torch.arange(side, device=box.device)
+    places = torch.stack([frequency, -frequency]) + side // 2  # where f and -f stand in the shifted spectrum
+    places = places % side
     kept = (places >= box[:, 0, None, None]) & (places < box[:, 1, None, None])
     mask, mirrored = kept.to(box.dtype).unbind(1)
     return mask, mirrored
-
-
-@functools.lru_cache(maxsize=16)
-def _places(side: int, device: torch.device) -> Tensor:
-    """(2, side): where the frequencies f, and -f, stand in the shifted spectrum."""
-    frequency = torch.arange(side)
-    return torch.stack([(frequency + side // 2) % side, (-frequency + side // 2) % side]).to(device)
 
 
 @operator(uniform(0.01, 0.10), random=True)
