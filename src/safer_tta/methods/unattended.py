@@ -37,8 +37,8 @@ class Captured:
     prediction: Prediction
     unhealthy: Tensor
 
-    def replay(self, images: Tensor, draw: Draw, *, compile: bool) -> tuple[Prediction, Tensor]:
-        draw.views(images, out=self.views, compile=compile)
+    def replay(self, images: Tensor, draw: Draw) -> tuple[Prediction, Tensor]:
+        draw.views(images, out=self.views, compile=True)
         self.graph.replay()
         return self.prediction.copied(pipelines=draw.names), self.unhealthy.clone()
 
@@ -56,12 +56,15 @@ class Unattended:
         return Unattended()
 
     def step(self, method: Method, images: Tensor, draw: Draw) -> Prediction:
-        compile = method.classifier.compiled
-        captured = self._captured(method, images, draw) if compile and images.is_cuda else None
-        if captured is None:
-            prediction, unhealthy = _step(method, images, draw)
+        compile = method.classifier.compiled and images.is_cuda
+        captured = self._captured(method, images, draw) if compile else None
+        if captured is not None:
+            prediction, unhealthy = captured.replay(images, draw)
+        elif compile:  # as a graph will: what it captures must have been compiled before
+            views = draw.views(images, out=room_for_views(method, images, draw), compile=True)
+            prediction, unhealthy = _step(method, views[0], draw.filled(views))
         else:
-            prediction, unhealthy = captured.replay(images, draw, compile=compile)
+            prediction, unhealthy = _step(method, images, draw)
         self.flags.append(unhealthy)
         if len(self.flags) > MOST_FLAGS:
             self.settle(method)

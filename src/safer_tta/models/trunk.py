@@ -30,7 +30,7 @@ class Trunk:
         def run(images: Tensor) -> Any:
             return twin(prepare(images))
 
-        self._run = compiled(run) if compile else run
+        self._run = compiled(run, tuned=True) if compile else run
 
     def __call__(self, images: Tensor) -> Any:
         """Prepared images through the model without its head, in the mode that the model is in."""
