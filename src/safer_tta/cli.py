@@ -186,6 +186,12 @@ def bench(
     architecture: Architecture = None,
     weights: Weights = None,
     steps: Steps = None,
+    robust_steps: Annotated[
+        int | None, typer.Option(min=1, help="Of Robust ERM, whose every step costs four (default: as --steps).")
+    ] = None,
+    precision: Annotated[
+        str, typer.Option(help="Of attacks and runs: float32 or bfloat16. A GPU always trains in bfloat16.")
+    ] = "float32",
     side: Side = 224,
     store: Store = Path("bench"),
     device: Device = "cpu",
@@ -221,7 +227,7 @@ def bench(
     name = str(of) if what == "status" else what
     study = prepare(
         name, place, seeds=seeds, targets=target or (), quick=quick, images=images, steps=steps,
-        architecture=architecture, command=command,
+        robust_steps=robust_steps, architecture=architecture, precision=precision, command=command,
     )  # fmt: skip
     if tasks is not None:
         write_tasks(tasks, study.tasks)

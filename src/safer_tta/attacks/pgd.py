@@ -64,12 +64,20 @@ def ascend(
     check_images(images)
     ball = BALLS[norm]
     images = images / LEVELS if images.dtype == torch.uint8 else images.detach()
-    start = torch.rand(images.shape, generator=generator, device="cpu", dtype=torch.float32).to(images)
-    perturbed = (images + ball.start(start, eps)).clamp(0, 1)
+    perturbed = (images + ball.start(_uniform(images, generator), eps)).clamp(0, 1)
     for _ in range(steps):
         moved = perturbed + step * ball.direction(gradient(perturbed))
         perturbed = (images + ball.project(moved - images, eps)).clamp(0, 1)
     return ball.round(images, perturbed, eps)
+
+
+def _uniform(like: Tensor, generator: Generator | None) -> Tensor:
+    """Random numbers for a start, drawn where the images are: on a GPU's host they would take longer than a step."""
+    if like.device.type == "cpu":
+        return torch.rand(like.shape, generator=generator, dtype=torch.float32).to(like)
+    seed = int(torch.randint(2**62, (), generator=generator))
+    own = torch.Generator(like.device).manual_seed(seed)
+    return torch.rand(like.shape, generator=own, device=like.device, dtype=torch.float32).to(like.dtype)
 
 
 def loss_gradient(predict: Callable[[Tensor], Tensor], images: Tensor, labels: Tensor) -> Tensor:

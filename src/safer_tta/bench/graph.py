@@ -13,6 +13,7 @@ from ..data import Dataset
 from ..data.store import digest
 from ..methods.registry import settings
 from ..models import zoo
+from ..models.classifier import check_precision
 from ..training import Recipe, full_threat, robust, source_recipe, surrogate_recipe
 from .plan import Attack, Cell, PlanError, Row
 from .tasks import Task, hash_of
@@ -31,24 +32,41 @@ class Size:
     batch: int = 64
     attack_steps: int = 20
     eot_steps: int = 10
+    precision: str = "float32"  # of attacks and runs; a GPU always trains in bfloat16
+
+    def __post_init__(self) -> None:
+        check_precision(self.precision)
+
+    def described(self) -> dict[str, str]:
+        """What of it belongs into a definition: those written before there was a choice have none."""
+        return {} if self.precision == "float32" else {"precision": self.precision}
 
 
 def size_for(
-    dataset: str, *, quick: bool = False, images: int | None = None, steps: int | None = None, **changes: Any
+    dataset: str,
+    *,
+    quick: bool = False,
+    images: int | None = None,
+    steps: int | None = None,
+    robust_steps: int | None = None,
+    precision: str = "float32",
+    **changes: Any,
 ) -> Size:
     """The paper's sizes; those of the embedded data, an hour of two cores; or quick ones, to see everything work."""
     if quick:
         tiny = {**changes, "steps": 10, "batch": 8, "every": 10}
         source = source_recipe(dataset, **tiny)
         attacked = robust(dataclasses.replace(source, steps=3, every=3), steps=1)
-        return Size(source, attacked, surrogate_recipe(dataset, **tiny), images or 32, 16, 2, 1)
+        return Size(source, attacked, surrogate_recipe(dataset, **tiny), images or 32, 16, 2, 1, precision)
     wanted = {**changes} if steps is None else {**changes, "steps": steps}
     source = source_recipe(dataset, **wanted)
     embedded = dataset == "synthetic"
     # Three attack steps, and on the embedded data a third of the training: the price of Robust ERM is its attacks.
-    hardened = dataclasses.replace(source, steps=source.steps // 3) if embedded else source
+    shorter = robust_steps or (source.steps // 3 if embedded else source.steps)
+    hardened = dataclasses.replace(source, steps=shorter)
     surrogate = surrogate_recipe(dataset, **changes) if embedded else surrogate_recipe(dataset, **wanted)
-    return Size(source, robust(hardened, steps=3), surrogate, images or (512 if embedded else None))
+    images = images or (512 if embedded else None)
+    return Size(source, robust(hardened, steps=3), surrogate, images, precision=precision)
 
 
 def graph(cells: Sequence[Cell], dataset: Dataset, size: Size) -> tuple[list[Task], list[str]]:
@@ -115,6 +133,7 @@ class _Builder:
                 "attack_rate": self.cell.attack_rate,
                 "seed": self.cell.seed,
             },
+            **self.size.described(),
         }
         settings = [f"{place.rpartition('.')[2]} {value}" for place, value in self.cell.varied.items()]
         where = f"on {self.cell.target}, {self.cell.attack_rate:g} %, seed {self.cell.seed}"
@@ -151,6 +170,7 @@ class _Builder:
                 "surrogate": trained,
                 "images": images,
                 "seed": self.cell.seed,
+                **self.size.described(),
             }
             effort = 100 if name == "autoattack" else 3 * int(threat["steps"])
             label = f"{name} of {target}, eps {attack.eps:g}/255, seed {self.cell.seed}"

@@ -55,6 +55,7 @@ class Run:
     predictor_options: Mapping[str, Any] = field(default_factory=dict)
     stream: StreamSpec = field(default_factory=StreamSpec)
     eot: Mapping[str, Any] | None = None  # arguments of `eot_pgd`: attack the predictor itself, live, batch by batch
+    precision: str = "float32"
 
 
 def perform(
@@ -86,15 +87,18 @@ def perform(
         "limit": run.stream.limit,
         "stream": stream.name,
         "source": digest_file(setting.source),
+        **({} if run.precision == "float32" else {"precision": run.precision}),
     }
 
     def build() -> Method:
         classifier = load(setting.source).to(setting.device)
+        classifier.accelerate(precision=run.precision)
         name, _, norm = run.method.partition("+")
         if norm:
             replace_norms(classifier, norm)
         predictor = predictors.create(run.predictor, classifier, seed=run.stream.seed, **run.predictor_options)
-        return methods.create(name, predictor, **run.options)
+        method = methods.create(name, predictor, **run.options)
+        return method.to(setting.device)  # the optimiser of a GPU
 
     perturb = None if run.eot is None else _Eot(run.eot, run.stream.seed)
     return evaluate(build, stream, definition, folder, defined_by=defined_by, perturb=perturb, **settings)
@@ -291,12 +295,18 @@ def _peak(device: torch.device) -> float | None:
     return next((int(line.split()[1]) / 2**10 for line in lines if line.startswith("VmHWM")), None)
 
 
+def _precision(method: Method) -> str:
+    """In which images pass through the model."""
+    dtype = str(method.classifier.dtype).removeprefix("torch.")
+    return dtype if method.classifier.precision == "float32" else method.classifier.precision
+
+
 def _machine(method: Method) -> dict[str, Any]:
     device = method.classifier.device
     return {
         "peak_mb": _peak(device),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
         "threads": torch.get_num_threads(),
-        "precision": str(method.classifier.dtype).removeprefix("torch."),
+        "precision": _precision(method),
         "versions": {"safer_tta": __version__, "torch": torch.__version__, "numpy": np.__version__},
     }

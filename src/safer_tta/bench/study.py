@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from ..data import StoreError
 from ..models import Classifier, zoo
@@ -24,7 +25,9 @@ def prepare(
     quick: bool = False,
     images: int | None = None,
     steps: int | None = None,
+    robust_steps: int | None = None,
     architecture: str | None = None,
+    precision: str = "float32",
     command: str = "",
 ) -> Study:
     """A shipped plan or a file, on the data of a place."""
@@ -32,8 +35,10 @@ def prepare(
     cells = plans.cells(plan, dataset, seeds=seeds, only=targets, quick=quick)
     check(cells)
     given = {"weights": place.weights, "architecture": architecture}
-    changes = {key: value for key, value in given.items() if value is not None}
-    size = size_for(dataset.name, quick=quick, images=images, steps=steps, **changes)
+    changes: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
+    size = size_for(
+        dataset.name, quick=quick, images=images, steps=steps, robust_steps=robust_steps, precision=precision, **changes
+    )
     tasks, runs = graph(cells, dataset, size)
     whole = not quick and size.images is None
     return Study(Path(name).stem, plan, dataset.name, cells, tasks, runs, command, whole)

@@ -154,6 +154,7 @@ def _do_run(task: Task, place: Place, tick: Tick) -> None:
         predictor_options=what["predictor_options"],
         stream=StreamSpec(**spec),
         eot=eot,
+        precision=what.get("precision", "float32"),
     )
     source = Task("source", "", what["source"]).path(place)
     threat, name = ({}, "pgd") if attack is None else (attack["threat"], attack["name"])
@@ -185,9 +186,11 @@ def _attacked(
     trained = definition["surrogate"]
     surrogate = Task("surrogate", "", trained).path(place)
     domain = _domain(trained["surrogate"], definition["images"], definition["seed"], place)
+    model = load(surrogate).to(place.device)
+    model.accelerate(precision=definition.get("precision"))
     copies = attacked_copies(
         domain,
-        load(surrogate).to(place.device),
+        model,
         ArrayStore(place.store / "attacked"),
         source=digest_file(surrogate),
         attack=definition["attack"],

@@ -135,9 +135,7 @@ class Classifier(nn.Module):
 
     def accelerate(self, *, precision: str | None = None, compile: bool | None = None) -> None:
         """From now on pass images through the model in this precision, compiled or not; None leaves it as it is."""
-        if precision is not None and precision not in PRECISIONS:
-            raise ValueError(f"precision {precision!r} is unknown; expected one of {', '.join(PRECISIONS)}")
-        self.precision = precision or self.precision
+        self.precision = check_precision(precision or self.precision)
         self.compiled = self.compiled if compile is None else compile
         self._trunk, self._verified, self._split = None, False, False
         self.revision += 1
@@ -219,6 +217,12 @@ class Classifier(nn.Module):
                 f"as they are, without a softmax or a further layer behind them. {advice}"
             )
         self._verified = True
+
+
+def check_precision(precision: str) -> str:
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision {precision!r} is unknown; expected one of {', '.join(PRECISIONS)}")
+    return precision
 
 
 def _find_head(model: nn.Module, name: str | None) -> str:

@@ -68,6 +68,8 @@ def attacked_copies(
         raise ValueError(f"attack {attack!r} is unknown; expected one of {', '.join(ATTACKS)}")
     threat = full_threat(**(threat or {}))
     definition = {"attack": attack, "threat": threat, "seed": seed, "surrogate": source, "domain": target.content}
+    if surrogate.precision != "float32":
+        definition["precision"] = surrogate.precision
 
     def make(first: int, last: int) -> NDArray[np.uint8]:
         images = torch.from_numpy(np.array(target.images[first:last])).to(surrogate.device)

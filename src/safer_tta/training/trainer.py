@@ -146,8 +146,9 @@ class _Training:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(recipe.seed)  # a fresh head is drawn from torch's own generator
             model = zoo.create(recipe.architecture, num_classes=len(self.classes), weights=recipe.weights)
-        self.model = Classifier(model).to(self.device)
-        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=recipe.lr)
+        cuda = self.device.type == "cuda"
+        self.model = Classifier(model, precision="bfloat16" if cuda else "float32").to(self.device)
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=recipe.lr, fused=cuda)
         parts = [split(d.labels, recipe.seed) for d in domains]
         self.training = [self._take(d, part[0]) for d, part in zip(domains, parts, strict=True)]
         self.validation = [self._take(d, part[1]) for d, part in zip(domains, parts, strict=True)]
@@ -183,12 +184,11 @@ class _Training:
         # Drop-out draws from torch's own generator: it too must follow from the seed and the step.
         with torch.random.fork_rng([self.device] if cuda else []):
             torch.manual_seed(int(torch.randint(2**62, (), generator=randomness)))
-            with torch.autocast(self.device.type, torch.bfloat16, enabled=cuda):
-                if self.recipe.attack is not None:
-                    images = pgd(self.model, images, labels, generator=randomness, **self.recipe.attack)
-                self.model.train()
-                _, logits = self.model(images)
-        loss = F.cross_entropy(logits.float(), labels)
+            if self.recipe.attack is not None:
+                images = pgd(self.model, images, labels, generator=randomness, **self.recipe.attack)
+            self.model.train()
+            _, logits = self.model(images)
+        loss = F.cross_entropy(logits, labels)
         self.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
@@ -238,7 +238,8 @@ class _Training:
         for name, tensor in tensors.items():
             if name.startswith("adam."):
                 _, index, key = name.split(".")
-                place = "cpu" if key == "step" else self.device
+                fused = self.device.type == "cuda"
+                place = "cpu" if key == "step" and not fused else self.device
                 self.optimizer.state[parameters[int(index)]][key] = tensor.to(place)
         self.accuracy = position["accuracy"]
         return int(position["step"])
