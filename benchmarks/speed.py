@@ -390,8 +390,9 @@ def page(rows: list[Row]) -> str:
     lines = []
     for name in dict.fromkeys(where(r) for r in rows):
         lines += [f"## {name}", ""]
-        for section, columns in HEADERS.items():
+        for section, header in HEADERS.items():
             found = [r for r in rows if r["section"] == section and where(r) == name]
+            columns = [column for column in header if any(column in row for row in found)]
             if found:
                 lines += [
                     f"### {SECTIONS[section].__doc__}",
