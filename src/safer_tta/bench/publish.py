@@ -67,7 +67,7 @@ def publish(study: Study, place: Place, failed: Mapping[str, str] = {}, *, pictu
     made = tables.tables(study.plan, found, study.dataset if study.whole else "")
     drawings = [drawing(study.plan, number, found, table) for number, table in enumerate(made)]
     _write(folder / "rows.jsonl", "".join(json.dumps(row, sort_keys=True) + "\n" for row in _distinct(found)))
-    _write(folder / "tables.md", _markdown(study, made))
+    _write(folder / "tables.md", markdown(study, made))
     _write(folder / "tables.tex", "\n".join(tables.latex(table) for table in made))
     _write(folder / "tables.csv", tables.comma_separated(made))
     for number, drawn in enumerate(drawings):
@@ -89,8 +89,9 @@ def _distinct(found: Sequence[Found]) -> list[dict[str, Any]]:
     return list({row["run"]: row for _, row in found}.values())
 
 
-def _markdown(study: Study, made: Sequence[Table]) -> str:
-    parts = [f"# {study.plan.title}", study.plan.about, f"`{study.command}`"]
+def markdown(study: Study, made: Sequence[Table]) -> str:
+    """A plan's tables, beside the paper's where it has them."""
+    parts = [f"# {study.plan.title}", study.plan.about, f"`{study.command}`" if study.command else ""]
     for table in made:
         parts += [f"## {table.title}", tables.markdown(table)]
         if table.compared:

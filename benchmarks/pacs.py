@@ -1,0 +1,151 @@
+"""PACS for real: the tasks that travel to a GPU machine, the rows that come back, the page that is made from them.
+
+python benchmarks/pacs.py tasks --data PACS --weights W --seeds 1 --out carry/tasks.json main pooling   # where they lie
+python benchmarks/pacs.py restore docs/results/pacs.jsonl STORE          # there: what is done is not made again
+safer bench tasks carry/tasks.json --data PACS --weights W --store STORE --device cuda --workers 4      # there
+python benchmarks/pacs.py rows STORE docs/results/pacs.jsonl             # here: add what came back
+python benchmarks/pacs.py page docs/results/pacs.jsonl                   # needs neither data nor weights nor a GPU
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from safer_tta.bench.tasks import Place
+
+SETTINGS: dict[str, Any] = {"architecture": "resnet50", "steps": 1500, "robust_steps": 400, "precision": "bfloat16"}
+PLANS = (
+    "main", "pooling", "views", "max-operators", "alpha-mode", "alpha-signal", "attack-rate", "stability", "epsilon",
+    "autoattack", "eot",
+)  # fmt: skip
+
+
+def tasks(o: argparse.Namespace) -> None:
+    """Every task of several plans, once, for a machine that has no pydantic."""
+    from safer_tta.bench.study import prepare
+    from safer_tta.bench.tasks import write_tasks
+
+    place = Place(Path("unused"), o.data, weights=o.weights)
+    found = {}
+    for name in o.plans:
+        study = prepare(name, place, seeds=o.seeds, targets=o.targets, **SETTINGS)
+        found |= {task.name: task for task in study.tasks}
+    ordered = sorted(found.values(), key=lambda task: task.kind == "run")
+    write_tasks(o.out, ordered)
+    print(f"{sum(task.kind == 'run' for task in ordered)} runs, {len(ordered)} tasks")
+
+
+def restore(o: argparse.Namespace) -> None:
+    runs = Place(o.store).results.folder
+    runs.mkdir(parents=True, exist_ok=True)
+    for line in lines(o.rows):
+        (runs / f"{json.loads(line)['run']}.jsonl").write_text(line + "\n")
+
+
+def rows(o: argparse.Namespace) -> None:
+    """What a store holds, added to what was kept; sorted, so that a change is easy to see."""
+    kept = {json.loads(line)["run"]: line for line in lines(o.rows)}
+    for row in Place(o.store).results.rows():
+        kept.setdefault(row["run"], json.dumps(row, sort_keys=True))
+    o.rows.write_text("".join(kept[name] + "\n" for name in sorted(kept)))
+    print(f"{len(kept)} rows")
+
+
+def lines(path: Path) -> list[str]:
+    return path.read_text().splitlines() if path.exists() else []
+
+
+# --- the page -------------------------------------------------------------------------------------------------------
+
+
+def page(path: Path, seeds: int = 3) -> str:
+    """Tables beside the paper's, from the rows alone."""
+    kept = [json.loads(line) for line in lines(path)]
+    with tempfile.TemporaryDirectory() as folder:
+        place = Place(Path(folder))
+        place.results.folder.mkdir(parents=True)
+        restore(argparse.Namespace(rows=path, store=place.store))
+        parts = [part for name in PLANS if (part := section(name, place, kept, seeds))]
+    return "\n".join([*parts, cost(kept)])
+
+
+def section(name: str, place: Place, kept: Sequence[dict[str, Any]], seeds: int) -> str:
+    """A plan's tables, or nothing where none of its runs is done."""
+    from safer_tta.bench import plan as plans
+    from safer_tta.bench import tables
+    from safer_tta.bench.graph import graph, size_for
+    from safer_tta.bench.publish import Study, markdown
+    from safer_tta.data import Dataset
+    from safer_tta.data.domains import KNOWN
+
+    if not kept:
+        return ""
+    defined = kept[0]["defined_by"]
+    known = KNOWN["pacs"]
+    dataset = Dataset("pacs", tuple(known.domains), ("",) * known.classes, _absent, defined["dataset"])
+    cells = plans.cells(plans.load(name), dataset, seeds=seeds)
+    size = size_for("pacs", weights=f"hash:{defined['source']['recipe']['weights']}", **SETTINGS)
+    made, runs = graph(cells, dataset, size)
+    study = Study(name, plans.load(name), "pacs", cells, made, runs)
+    found, problems = study.found(place)
+    assert not problems, problems
+    if not found:
+        return ""
+    counted = f"{len({row['run'] for _, row in found})} of {len(set(runs))} runs.\n"
+    return markdown(study, tables.tables(study.plan, found, "pacs")).replace("\n# ", "\n## ") + "\n" + counted
+
+
+def _absent(name: str) -> Any:
+    raise RuntimeError(f"the page is made from rows; nobody needs the images of {name}")
+
+
+def cost(kept: Sequence[dict[str, Any]]) -> str:
+    """Time and memory of a run, by method and predictor."""
+    table = [
+        "# Cost of a run",
+        "",
+        "| method | predictor | ms per step | images per s | peak MB |",
+        "|---|---|---|---|---|",
+    ]
+    for key in sorted({(row["method"], row["predictor"]) for row in kept}):
+        mine = [row for row in kept if (row["method"], row["predictor"]) == key]
+        middle = [
+            statistics.median(row[figure] for row in mine) for figure in ("ms_per_step", "images_per_s", "peak_mb")
+        ]
+        table.append(f"| {key[0]} | {key[1]} | " + " | ".join(f"{value:.0f}" for value in middle) + " |")
+    return "\n".join(table) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    planner = commands.add_parser("tasks")
+    planner.add_argument("plans", nargs="+")
+    planner.add_argument("--data", required=True)
+    planner.add_argument("--weights", required=True)
+    planner.add_argument("--seeds", type=int, default=3)
+    planner.add_argument("--targets", nargs="*", default=())
+    planner.add_argument("--out", type=Path, required=True)
+    restorer = commands.add_parser("restore")
+    restorer.add_argument("rows", type=Path)
+    restorer.add_argument("store", type=Path)
+    keeper = commands.add_parser("rows")
+    keeper.add_argument("store", type=Path)
+    keeper.add_argument("rows", type=Path)
+    commands.add_parser("page").add_argument("rows", type=Path)
+    o = parser.parse_args()
+    if o.command == "page":
+        sys.stdout.write(page(o.rows))
+    else:
+        {"tasks": tasks, "restore": restore, "rows": rows}[o.command](o)
+
+
+if __name__ == "__main__":
+    main()
