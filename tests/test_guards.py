@@ -119,7 +119,7 @@ def test_a_rollback_passes_over_states_that_have_forgotten_the_first_images():
     for images in batches(4):
         guard(images)
         states.append(guard.state_dict())
-    for _, snapshot in guard.healthy[1:]:
+    for _, snapshot in guard.memory.healthy[1:]:
         snapshot["model.norm1.weight"].neg_()  # as if learnt: finite, and worthless
         snapshot["model.norm2.weight"].neg_()
     guard.rollback()
@@ -133,7 +133,7 @@ def test_looking_at_the_first_images_moves_nothing():
     for images in batches(2):
         guard(images)
     before = guard.state_dict()
-    assert guard.anchor.agreement(guard.method) == 1.0
+    assert guard.memory.anchor.agreement(guard.method) == 1.0
     after = guard.state_dict()
     assert all(torch.equal(before[name], after[name]) for name in before)
 
@@ -143,7 +143,7 @@ def test_old_snapshots_lie_further_and_further_apart():
     images = batches(1)[0]
     for _ in range(64):
         guard(images)
-    ages = [64 - when for when, _ in guard.healthy]
+    ages = [64 - when for when, _ in guard.memory.healthy]
     assert len(ages) == 4
     assert ages[-1] == 1
     assert ages[0] > 16
@@ -194,7 +194,7 @@ def test_a_healthy_stream_is_not_touched():
     watched = Guard(safer_tta.adapt(small_net(), "tent", seed=0), largest_share=1.0, least_entropy=0.0)
     for images in batches(40):
         assert torch.equal(plain(images).probs, watched(images).probs)
-    assert watched.healthy
+    assert watched.memory.healthy
     assert watched.counters["collapses"] == 0
 
 
@@ -216,7 +216,7 @@ def test_images_that_are_not_finite_are_not_the_weights_fault():
         guard(torch.full((6, 3, 24, 24), torch.nan))
     assert guard.counters["non_finite_answers"] == 4
     assert guard.counters["collapses"] == 0
-    assert [when for when, _ in guard.healthy] == [1, 2]  # judged batches alone move the clock
+    assert [when for when, _ in guard.memory.healthy] == [1, 2]  # judged batches alone move the clock
 
 
 def test_a_few_single_images_of_one_class_are_no_collapse():

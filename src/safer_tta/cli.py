@@ -15,6 +15,7 @@ except ImportError:
     sys.exit("the command needs typer and rich: pip install 'safer-tta[bench]'")
 
 from .allocator import keep_freed_memory
+from .serve import command as service
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, help="Test-time adaptation that survives attacked inputs."
@@ -428,6 +429,10 @@ def _given(**values: Any) -> dict[str, Any]:
     """The options that were given; weights 'none' says so rather than nothing."""
     given = {name: value for name, value in values.items() if value is not None}
     return {name: None if (name, value) == ("weights", "none") else value for name, value in given.items()}
+
+
+app.command("serve")(service.serve)
+app.command("send")(service.send)
 
 
 def _print_model(path: Path, as_json: bool) -> None:

@@ -14,6 +14,7 @@ import os
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar, cast
 
 import torch
@@ -43,6 +44,21 @@ COUNTERS = (
 )
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+@dataclass
+class Memory:
+    """What a guard knows of a stream. A method lent to several streams in turn has one guard and each one's memory."""
+
+    counters: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(COUNTERS, 0)))
+    anchor: Anchor = field(default_factory=Anchor)
+    behind: float = 0.0  # seconds
+    since_reset: int = 0
+    judged: int = 0  # batches with an answer that can be judged
+    recent: deque[Tensor] = field(default_factory=deque)  # probabilities
+    healthy: list[tuple[int, Snapshot]] = field(default_factory=list)
+    # A state counts as healthy once a whole window after it was: at first nobody can tell.
+    pending: deque[tuple[int, Snapshot]] = field(default_factory=deque)
 
 
 def _alone(function: Callable[Concatenate[Guard, P], T]) -> Callable[Concatenate[Guard, P], T]:
@@ -104,20 +120,16 @@ class Guard:
         self.least_entropy, self.largest_share = least_entropy, largest_share
         self.reset_every, self.seconds, self.snapshot_every, self.clock = reset_every, seconds, snapshot_every, clock
         self.least_agreement, self.snapshots = least_agreement, snapshots
-        self.counters: Counter[str] = Counter(dict.fromkeys(COUNTERS, 0))
+        self.memory = Memory()
         self._hooked: set[int] = set()
-        self._start_over()
 
     def _start_over(self) -> None:
         """Forget the stream so far: what came before a reset or a load says nothing about what comes after."""
-        self.anchor = Anchor()
-        self.behind = 0.0
-        self.since_reset = 0
-        self.judged = 0  # batches with an answer that can be judged
-        self.recent: deque[Tensor] = deque()  # probabilities
-        self.healthy: list[tuple[int, Snapshot]] = []
-        # A state counts as healthy once a whole window after it was: at first nobody can tell.
-        self.pending: deque[tuple[int, Snapshot]] = deque()
+        self.memory = Memory(counters=self.memory.counters)
+
+    @property
+    def counters(self) -> Counter[str]:
+        return self.memory.counters
 
     # --- as the method ------------------------------------------------------------------------------------------
 
@@ -168,55 +180,55 @@ class Guard:
             yield self(batch[0] if isinstance(batch, (tuple, list)) else batch)
 
     @_alone
-    def __call__(self, images: Tensor) -> Prediction:
-        """Predict and learn, if that is healthy; predict in any case."""
+    def __call__(self, images: Tensor, *, learn: bool = True) -> Prediction:
+        """Predict and learn, if that is healthy; predict in any case. learn=False answers as when behind."""
         started = self.clock()
-        prediction = self._adapt(images)
-        self.counters["batches"] += 1
-        self.since_reset += 1
+        prediction = self._adapt(images, learn)
+        self.memory.counters["batches"] += 1
+        self.memory.since_reset += 1
         broken = not bool(torch.isfinite(prediction.probs).all())
         if broken:
-            self.counters["non_finite_answers"] += 1
+            self.memory.counters["non_finite_answers"] += 1
         else:
             self._note(images, prediction.probs)
         self._look_after(broken and bool(torch.isfinite(images).all()))
         if self.seconds is not None:
-            self.behind = max(0.0, self.behind + self.clock() - started - self.seconds)
-        health = dict(self.counters)
+            self.memory.behind = max(0.0, self.memory.behind + self.clock() - started - self.seconds)
+        health = dict(self.memory.counters)
         return dataclasses.replace(prediction, report=dataclasses.replace(prediction.report, health=health))
 
     @_alone
     def rollback(self) -> None:
         """Back to the last healthy snapshot that still knows the stream's first images; asked again, to one before
         it; in the end to the start. The generator runs on."""
-        while self.healthy:
-            self.method.state.load(self.healthy.pop()[1], generator=False)
-            if self.least_agreement <= 0 or self.anchor.agreement(self.method) >= self.least_agreement:
+        while self.memory.healthy:
+            self.method.state.load(self.memory.healthy.pop()[1], generator=False)
+            if self.least_agreement <= 0 or self.memory.anchor.agreement(self.method) >= self.least_agreement:
                 break
-            self.counters["drifted_snapshots"] += 1
+            self.memory.counters["drifted_snapshots"] += 1
         else:
             self.method.restore()
         self._forget()
-        self.counters["rollbacks"] += 1
+        self.memory.counters["rollbacks"] += 1
 
     # --- the watch ----------------------------------------------------------------------------------------------
 
-    def _adapt(self, images: Tensor) -> Prediction:
+    def _adapt(self, images: Tensor, learn: bool) -> Prediction:
         self._watch_gradients()
-        if self.behind > 0 and not self.method.frozen:
-            self.counters["skipped_updates"] += 1
+        if (self.memory.behind > 0 or not learn) and not self.method.frozen:
+            self.memory.counters["skipped_updates"] += 1
             return self._predict_only(images)
         before = self.method.refused.copy()
         try:
             prediction = self.method(images)
         except NotFiniteError:
-            self.counters["non_finite_gradients"] += 1
+            self.memory.counters["non_finite_gradients"] += 1
             return self._predict_only(images)
         for kind in ("losses", "gradients"):
-            self.counters[f"non_finite_{kind}"] += self.method.refused[kind] - before[kind]
+            self.memory.counters[f"non_finite_{kind}"] += self.method.refused[kind] - before[kind]
         if not self.method.state.finite():
             log.warning("%s: a step left weights that are not finite; rolled back", self.method.name)
-            self.counters["non_finite_weights"] += 1
+            self.memory.counters["non_finite_weights"] += 1
             self.rollback()
         return prediction
 
@@ -237,54 +249,54 @@ class Guard:
             self.method.frozen = frozen
 
     def _note(self, images: Tensor, probs: Tensor) -> None:
-        self.judged += 1
-        if self.least_agreement > 0 and self.judged <= self.window:
-            self.anchor.offer(images)
-        self.recent.append(probs)
-        while len(self.recent) > self.window and self._seen() - len(self.recent[0]) >= self.least_images:
-            self.recent.popleft()
+        self.memory.judged += 1
+        if self.least_agreement > 0 and self.memory.judged <= self.window:
+            self.memory.anchor.offer(images)
+        self.memory.recent.append(probs)
+        while len(self.memory.recent) > self.window and self._seen() - len(self.memory.recent[0]) >= self.least_images:
+            self.memory.recent.popleft()
 
     def _seen(self) -> int:
-        return sum(len(probs) for probs in self.recent)
+        return sum(len(probs) for probs in self.memory.recent)
 
     def _look_after(self, broken: bool) -> None:
         if not self.method.frozen and (broken or self._collapsed()):
-            self.counters["collapses"] += 1
+            self.memory.counters["collapses"] += 1
             self._answer_collapse()
-        elif self.reset_every is not None and self.since_reset % self.reset_every == 0:
+        elif self.reset_every is not None and self.memory.since_reset % self.reset_every == 0:
             self.method.restore()
-            self.counters["periodic_resets"] += 1
-            self.healthy.clear()
+            self.memory.counters["periodic_resets"] += 1
+            self.memory.healthy.clear()
             self._forget()
         else:
             self._remember()
 
     def _remember(self) -> None:
-        while self.pending and self.judged - self.pending[0][0] >= self.window:
-            self.healthy.append(self.pending.popleft())
+        while self.memory.pending and self.memory.judged - self.memory.pending[0][0] >= self.window:
+            self.memory.healthy.append(self.memory.pending.popleft())
             self._thin()
-        if self.judged and self.judged % self.snapshot_every == 0 and not self._taken(self.judged):
-            self.pending.append((self.judged, self.method.state_dict()))
+        if self.memory.judged and self.memory.judged % self.snapshot_every == 0 and not self._taken(self.memory.judged):
+            self.memory.pending.append((self.memory.judged, self.method.state_dict()))
 
     def _taken(self, when: int) -> bool:
         """A batch that could not be judged does not move the clock."""
-        return bool(self.pending) and self.pending[-1][0] == when
+        return bool(self.memory.pending) and self.memory.pending[-1][0] == when
 
     def _thin(self) -> None:
         """Give up the snapshot whose neighbours lie closest for its age; never the newest."""
-        if len(self.healthy) > self.snapshots:
-            taken = [0, *(when for when, _ in self.healthy)]
-            gaps = [(taken[i + 1] - taken[i - 1]) / (self.judged - taken[i]) for i in range(1, len(taken) - 1)]
-            del self.healthy[gaps.index(min(gaps))]
+        if len(self.memory.healthy) > self.snapshots:
+            taken = [0, *(when for when, _ in self.memory.healthy)]
+            gaps = [(taken[i + 1] - taken[i - 1]) / (self.memory.judged - taken[i]) for i in range(1, len(taken) - 1)]
+            del self.memory.healthy[gaps.index(min(gaps))]
 
     def _forget(self) -> None:
-        self.recent.clear()
-        self.pending.clear()
+        self.memory.recent.clear()
+        self.memory.pending.clear()
 
     def _collapsed(self) -> bool:
-        if len(self.recent) < self.window or self._seen() < self.least_images:
+        if len(self.memory.recent) < self.window or self._seen() < self.least_images:
             return False
-        probs = torch.cat(list(self.recent))
+        probs = torch.cat(list(self.memory.recent))
         classes = probs.shape[1]
         if classes == 1:
             return False
@@ -297,7 +309,7 @@ class Guard:
         log.warning("%s: its answers have collapsed (policy %s)", self.method.name, self.policy)
         if self.policy == "reset":
             self.method.reset()
-            self.healthy.clear()
+            self.memory.healthy.clear()
         elif self.policy in ("rollback", "freeze"):
             self.rollback()
         if self.policy == "freeze":

@@ -7,6 +7,7 @@ it is written beside, flushed to the disk and then renamed.
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import struct
@@ -67,6 +68,17 @@ def write(
     path: str | os.PathLike[str], tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
 ) -> None:
     """Write named tensors, and text about them, to `path`."""
+    with atomic_write(path) as file:
+        for part in _encoded(tensors, metadata):
+            file.write(part)
+
+
+def dumps(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
+    """The bytes that `write` would write."""
+    return b"".join(_encoded(tensors, metadata))
+
+
+def _encoded(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None) -> Iterator[bytes]:
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     offset = 0
     for name, tensor in tensors.items():
@@ -81,11 +93,9 @@ def write(
         offset += size
     encoded = json.dumps(header, separators=(",", ":")).encode()
     encoded += b" " * (-len(encoded) % 8)  # data starts on an eight-byte boundary, as the format asks
-    with atomic_write(path) as file:
-        file.write(struct.pack("<Q", len(encoded)))
-        file.write(encoded)
-        for tensor in tensors.values():
-            file.write(raw_bytes(tensor))
+    yield struct.pack("<Q", len(encoded))
+    yield encoded
+    yield from map(raw_bytes, tensors.values())
 
 
 def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -95,6 +105,13 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, str
     return {name: _tensor(path, name, entry, data) for name, entry in header.items()}, metadata
 
 
+def loads(content: bytes, name: str = "bytes") -> tuple[dict[str, Tensor], dict[str, str]]:
+    """What `dumps` was given; name: what to call it in an error."""
+    header, metadata, start = _header(io.BytesIO(content), len(content), name)
+    data = np.frombuffer(content, dtype=np.uint8, offset=start)
+    return {key: _tensor(name, key, entry, data) for key, entry in header.items()}, metadata
+
+
 def read_metadata(path: str | os.PathLike[str]) -> dict[str, str]:
     """Read only the text in the header."""
     return _read_header(path)[1]
@@ -102,12 +119,15 @@ def read_metadata(path: str | os.PathLike[str]) -> dict[str, str]:
 
 def _read_header(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, str], int]:
     with open(path, "rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        prefix = file.read(8)
-        length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
-        if not 2 <= length <= min(_LARGEST_HEADER, size - 8):
-            raise TensorFileError(f"{path}: not a safetensors file (header of {length} bytes in a file of {size})")
-        encoded = file.read(length)
+        return _header(file, os.fstat(file.fileno()).st_size, path)
+
+
+def _header(file: IO[bytes], size: int, path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, str], int]:
+    prefix = file.read(8)
+    length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
+    if not 2 <= length <= min(_LARGEST_HEADER, size - 8):
+        raise TensorFileError(f"{path}: not a safetensors file (header of {length} bytes in a file of {size})")
+    encoded = file.read(length)
     try:
         header = json.loads(encoded)
         metadata = header.pop("__metadata__", {})

@@ -1,0 +1,77 @@
+"""Images as they come over the wire. What they claim to be is checked before anything large is made of them."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .limits import Limits, Refused
+
+FORMATS = ("PNG", "JPEG", "WEBP")
+Pictures = NDArray[np.uint8]  # (B,3,H,W)
+
+
+def from_files(files: Sequence[bytes], side: int, limits: Limits) -> Pictures:
+    """Image files, each resized to the model's side."""
+    _check_count(len(files), limits)
+    return np.stack([_decoded(content, number, side, limits) for number, content in enumerate(files)])
+
+
+def _decoded(content: bytes, number: int, side: int, limits: Limits) -> Pictures:
+    from PIL import Image
+
+    try:
+        with warnings.catch_warnings(), Image.open(io.BytesIO(content), formats=FORMATS) as image:
+            warnings.simplefilter("ignore")
+            if image.width * image.height > limits.pixels:
+                raise Refused(
+                    413, f"image {number} has {image.width}×{image.height} pixels; expected at most {limits.pixels}"
+                )
+            picture = image.convert("RGB")
+            if picture.size != (side, side):
+                picture = picture.resize((side, side), Image.Resampling.BILINEAR)
+            return np.asarray(picture, dtype=np.uint8).transpose(2, 0, 1)
+    except Refused:
+        raise
+    except Exception as error:  # Pillow's decoders raise whatever they stumble over
+        raise Refused(
+            422, f"image {number} cannot be decoded; expected a whole {', '.join(FORMATS)} file of bytes"
+        ) from error
+
+
+def from_array(content: bytes, side: int, limits: Limits) -> Pictures:
+    """A NumPy array file of bytes. Its header says how large it is; only then are the bytes looked at."""
+    file = io.BytesIO(content)
+    try:
+        version = np.lib.format.read_magic(file)
+        reader: Any = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+        shape, fortran, dtype = reader[version](file)
+    except Exception as error:
+        raise Refused(
+            422, "the body is no NumPy array file; expected what numpy.save writes of a uint8 array"
+        ) from error
+    if dtype != np.uint8 or len(shape) != 4:
+        raise Refused(
+            422, f"the array is {dtype} of shape {shape}; expected uint8 (B,{side},{side},3) or (B,3,{side},{side})"
+        )
+    _check_count(shape[0], limits)
+    if tuple(shape[1:]) not in ((side, side, 3), (3, side, side)):
+        raise Refused(422, f"the array has shape {shape}; expected (B,{side},{side},3) or (B,3,{side},{side})")
+    size = int(np.prod(shape))
+    if len(content) - file.tell() != size:
+        raise Refused(422, f"the array holds {len(content) - file.tell()} bytes; its header says {size}")
+    pixels = np.frombuffer(content, dtype=np.uint8, offset=file.tell())
+    array = pixels.reshape(shape, order="F" if fortran else "C")
+    return np.ascontiguousarray(array if shape[1] == 3 and shape[3] != 3 else array.transpose(0, 3, 1, 2))
+
+
+def _check_count(count: int, limits: Limits) -> None:
+    if count < 1:
+        raise Refused(422, "the batch has no images; expected at least one (multipart: parts named images)")
+    if count > limits.images:
+        raise Refused(413, f"the batch has {count} images; expected at most {limits.images}. Send several batches")

@@ -1,0 +1,280 @@
+"""What must outlive the process: streams, their states and their last answers, in one SQLite file.
+
+A batch is one transaction: the state it led to, the guard's memory and the answer are there together or not at all. An
+answer is sent after that, so what a client has seen is on disk, and what is on disk is not applied again.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .. import tensorfile
+from ..guards import Memory
+from ..methods.state import Snapshot
+
+KEPT = 256  # batches of a stream whose answers are kept
+SCHEMA = """
+create table if not exists meta (name text primary key, value text not null);
+create table if not exists streams (
+    id text primary key, owner text not null, name text not null, created real not null, last real not null,
+    batches integer not null, images integer not null, frozen integer not null, guard text not null,
+    state blob not null);
+create table if not exists snapshots (id integer primary key, stream text not null, state blob not null);
+create index if not exists snapshots_of on snapshots (stream);
+create table if not exists answers (
+    stream text not null, number integer not null, key text, content text, answer text not null, report text not null,
+    right integer, primary key (stream, number));
+create unique index if not exists answers_by_key on answers (stream, key) where key is not null;
+create table if not exists audit (
+    id integer primary key, time real not null, owner text not null, stream text not null, what text not null);
+"""
+Json = dict[str, Any]
+
+
+class JournalError(RuntimeError):
+    """A folder that cannot be continued from."""
+
+
+@dataclass
+class Stream:
+    """One stream as it stands: who it is, its adapted state and what its guard remembers."""
+
+    owner: str
+    name: str
+    created: float
+    last: float
+    state: Snapshot
+    seed: int  # of its generator, at the very start
+    memory: Memory = field(default_factory=Memory)
+    batches: int = 0
+    images: int = 0
+    frozen: bool = False
+    kept: dict[int, Snapshot] = field(default_factory=dict)  # the guard's snapshots that are on disk, by their row
+
+    @property
+    def id(self) -> str:
+        return f"{self.owner}/{self.name}"
+
+    @property
+    def nbytes(self) -> int:
+        snapshots = [self.state, *(s for _, s in (*self.memory.healthy, *self.memory.pending))]
+        return sum(t.numel() * t.element_size() for s in snapshots for t in s.values())
+
+
+class Journal:
+    """One writer; any number of readers, each with a connection of its own."""
+
+    def __init__(self, folder: Path, version: str) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.path = folder / "streams.sqlite"
+        self._local = threading.local()
+        try:
+            with self._transaction() as database:
+                database.executescript(SCHEMA)
+                found = database.execute("select value from meta where name = 'version'").fetchone()
+                if found is None:
+                    database.execute("insert into meta values ('version', ?)", [version])
+        except sqlite3.DatabaseError as error:
+            raise JournalError(f"{self.path} is no journal of this service, or damaged ({error})") from error
+        if found is not None and found[0] != version:
+            raise JournalError(
+                f"{folder} holds streams of another model or method (version {found[0]}, here {version}). Serve that "
+                "one, or give another folder"
+            )
+
+    @property
+    def _database(self) -> sqlite3.Connection:
+        connection: sqlite3.Connection | None = getattr(self._local, "connection", None)
+        if connection is None:
+            connection = sqlite3.connect(self.path, timeout=30, isolation_level=None)
+            connection.execute("pragma journal_mode = wal")
+            connection.execute("pragma synchronous = full")  # an answer outlives a power cut too
+            self._local.connection = connection
+        return connection
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        database = self._database
+        database.execute("begin immediate")
+        try:
+            yield database
+        except BaseException:
+            database.execute("rollback")
+            raise
+        if database.in_transaction:  # executescript has ended it already
+            database.execute("commit")
+
+    # --- streams ------------------------------------------------------------------------------------------------
+
+    def create(self, stream: Stream) -> None:
+        with self._transaction() as database:
+            database.execute(
+                "insert into streams values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                [stream.id, stream.owner, stream.name, stream.created, stream.last, 0, 0, 0, *_packed(stream)],
+            )
+            _audit(database, stream.owner, stream.name, "created")
+
+    def load(self, identity: str) -> Stream | None:
+        row = self._database.execute("select * from streams where id = ?", [identity]).fetchone()
+        if row is None:
+            return None
+        _, owner, name, created, last, batches, images, frozen, guard, blob = row
+        kept = {
+            number: tensorfile.loads(state, f"snapshot {number}")[0]
+            for number, state in self._database.execute("select id, state from snapshots where stream = ?", [identity])
+        }
+        packed = json.loads(guard)
+        state, memory = _unpacked(packed, blob, kept)
+        return Stream(
+            owner, name, created, last, state, packed["seed"], memory, batches, images, bool(frozen), kept
+        )  # fmt: skip
+
+    def delete(self, stream: Stream) -> None:
+        with self._transaction() as database:
+            for table, column in (("streams", "id"), ("snapshots", "stream"), ("answers", "stream")):
+                database.execute(f"delete from {table} where {column} = ?", [stream.id])
+            _audit(database, stream.owner, stream.name, "deleted")
+
+    def described(self, owner: str, name: str | None = None) -> list[Json]:
+        """Streams of an owner as the API shows them, without their states."""
+        rows = self._database.execute(
+            "select name, owner, created, last, batches, images, frozen, guard,"
+            " (select sum(right) from answers where stream = id and right is not null),"
+            " (select sum(json_extract(report, '$.images')) from answers where stream = id and right is not null)"
+            " from streams where owner = ? and (? is null or name = ?) order by name",
+            [owner, name, name],
+        )
+        return [
+            {
+                "name": n, "owner": o, "created": created, "last": last, "batches": batches, "images": images,
+                "frozen": bool(frozen), "health": json.loads(guard)["counters"],
+                "accuracy": 100 * right / labelled if labelled else None, "labelled": labelled or 0,
+            }
+            for n, o, created, last, batches, images, frozen, guard, right, labelled in rows
+        ]  # fmt: skip
+
+    def count(self) -> int:
+        return int(self._database.execute("select count(*) from streams").fetchone()[0])
+
+    # --- batches ------------------------------------------------------------------------------------------------
+
+    def commit(self, stream: Stream, answer: Json, key: str | None, content: str) -> None:
+        """A batch that was answered, with everything it changed."""
+        with self._transaction() as database:
+            self._store(database, stream)
+            database.execute(
+                "insert into answers values (?, ?, ?, ?, ?, ?, null)",
+                [stream.id, stream.batches, key, content, json.dumps(answer), json.dumps(answer["report"])],
+            )
+            database.execute("delete from answers where stream = ? and number <= ?", [stream.id, stream.batches - KEPT])
+
+    def change(self, stream: Stream, what: str) -> None:
+        """Something was done to a stream by hand."""
+        with self._transaction() as database:
+            self._store(database, stream)
+            _audit(database, stream.owner, stream.name, what)
+
+    def answer(self, identity: str, key: str) -> tuple[Json, str] | None:
+        """The answer once given to a key, and a hash of the images it was given for."""
+        row = self._database.execute(
+            "select answer, content from answers where stream = ? and key = ?", [identity, key]
+        )
+        found = row.fetchone()
+        return None if found is None else (json.loads(found[0]), found[1])
+
+    def reports(self, identity: str, last: int) -> list[Json]:
+        rows = self._database.execute(
+            "select report from answers where stream = ? order by number desc limit ?", [identity, last]
+        )
+        return [json.loads(row[0]) for row in rows][::-1]
+
+    def label(self, identity: str, number: int, labels: list[int]) -> Json | str | None:
+        """Score a batch; its report, what is wrong with the labels, or None where the batch is not kept."""
+        with self._transaction() as database:
+            row = database.execute(
+                "select answer, report from answers where stream = ? and number = ?", [identity, number]
+            ).fetchone()
+            if row is None:
+                return None
+            given, report = json.loads(row[0])["labels"], json.loads(row[1])
+            if len(labels) != len(given):
+                return f"{len(labels)} labels came for a batch of {len(given)} images"
+            right = sum(a == b for a, b in zip(given, labels, strict=True))
+            report["accuracy"] = 100 * right / len(labels)
+            database.execute(
+                "update answers set right = ?, report = ? where stream = ? and number = ?",
+                [right, json.dumps(report), identity, number],
+            )
+            return dict(report)
+
+    def audit(self, owner: str, last: int = 100) -> list[Json]:
+        rows = self._database.execute(
+            "select time, owner, stream, what from audit where owner = ? order by id desc limit ?", [owner, last]
+        )
+        return [dict(zip(("time", "owner", "stream", "what"), row, strict=True)) for row in rows]
+
+    def _store(self, database: sqlite3.Connection, stream: Stream) -> None:
+        """The state of a stream, and those of the guard's snapshots that are new; others need not be written again."""
+        wanted = [snapshot for _, snapshot in (*stream.memory.healthy, *stream.memory.pending)]
+        for row in [row for row, s in stream.kept.items() if not any(s is w for w in wanted)]:
+            database.execute("delete from snapshots where id = ?", [row])
+            del stream.kept[row]
+        for snapshot in wanted:
+            if not any(snapshot is s for s in stream.kept.values()):
+                blob = tensorfile.dumps(snapshot)
+                added = database.execute("insert into snapshots (stream, state) values (?, ?)", [stream.id, blob])
+                stream.kept[int(added.lastrowid or 0)] = snapshot
+        guard, state = _packed(stream)
+        database.execute(
+            "update streams set last = ?, batches = ?, images = ?, frozen = ?, guard = ?, state = ? where id = ?",
+            [stream.last, stream.batches, stream.images, int(stream.frozen), guard, state, stream.id],
+        )
+
+
+def _audit(database: sqlite3.Connection, owner: str, stream: str, what: str) -> None:
+    database.execute(
+        "insert into audit (time, owner, stream, what) values (?, ?, ?, ?)", [time.time(), owner, stream, what]
+    )
+
+
+def _packed(stream: Stream) -> tuple[str, bytes]:
+    """(the guard's memory as text, all tensors as bytes); its snapshots are named by their rows."""
+    memory = stream.memory
+    rows = {id(snapshot): row for row, snapshot in stream.kept.items()}
+    guard = {
+        "seed": stream.seed,
+        "counters": dict(memory.counters),
+        "behind": memory.behind,
+        "since_reset": memory.since_reset,
+        "judged": memory.judged,
+        "healthy": [[when, rows[id(snapshot)]] for when, snapshot in memory.healthy],
+        "pending": [[when, rows[id(snapshot)]] for when, snapshot in memory.pending],
+    }
+    tensors = {f"state.{name}": tensor for name, tensor in stream.state.items()}
+    tensors |= {f"recent.{number}": probs for number, probs in enumerate(memory.recent)}
+    return json.dumps(guard), tensorfile.dumps(tensors)
+
+
+def _unpacked(guard: Mapping[str, Any], blob: bytes, kept: Mapping[int, Snapshot]) -> tuple[Snapshot, Memory]:
+    tensors, _ = tensorfile.loads(blob, "the state of a stream")
+    state = {name.removeprefix("state."): t for name, t in tensors.items() if name.startswith("state.")}
+    recent = [tensors[f"recent.{number}"] for number in range(len(tensors) - len(state))]
+    memory = Memory(
+        counters=Counter(guard["counters"]),
+        behind=guard["behind"],
+        since_reset=guard["since_reset"],
+        judged=guard["judged"],
+        recent=deque(recent),
+        healthy=[(when, kept[row]) for when, row in guard["healthy"]],
+        pending=deque((when, kept[row]) for when, row in guard["pending"]),
+    )
+    return state, memory
