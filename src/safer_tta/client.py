@@ -294,10 +294,8 @@ def _authorization(token: str | None) -> dict[str, str]:
 
 
 def _checked_key(key: str) -> str:
-    if not re.fullmatch(r"[!-~]([ -~]{0,126}[!-~])?", key):
-        raise ValueError(
-            f"got the key {key!r}; expected 1 to 128 printable ASCII characters without blanks at the ends"
-        )
+    if not re.fullmatch(r"[!-~]{1,128}", key):
+        raise ValueError(f"got the key {key!r}; expected 1 to 128 printable ASCII characters without blanks")
     return key
 
 

@@ -47,7 +47,7 @@ def send_folder(
     batches = abstained = correct = 0
     for first in range(0, len(paths), batch):
         part = paths[first : first + batch]
-        answer = client.send(stream, part, key=_key(stream, root, part))
+        answer = _sent(client, stream, root, part)
         answered.update(str(name) for name in answer["classes"])
         abstained += sum(answer["abstain"])
         if labelled:
@@ -107,6 +107,16 @@ def _ensure(client: Client, stream: str) -> None:
         if error.status != 404:
             raise
         client.create(stream)
+
+
+def _sent(client: Client, stream: str, root: Path, paths: Sequence[Path]) -> dict[str, Any]:
+    try:
+        return client.send(stream, paths, key=_key(stream, root, paths))
+    except ServiceError as error:
+        if error.status not in {413, 415, 422}:
+            raise
+        # The service counts the images of a batch; which file that is, is known only here.
+        raise ServiceError(error.status, f"{error.message}. Image 0 of this batch is {paths[0]}") from error
 
 
 def _key(stream: str, root: Path, paths: Sequence[Path]) -> str:

@@ -67,7 +67,7 @@ def from_array(content: bytes, side: int, limits: Limits) -> Pictures:
         raise Refused(422, f"the array holds {len(content) - file.tell()} bytes; its header says {size}")
     pixels = np.frombuffer(content, dtype=np.uint8, offset=file.tell())
     array = pixels.reshape(shape, order="F" if fortran else "C")
-    return np.ascontiguousarray(array if shape[1] == 3 and shape[3] != 3 else array.transpose(0, 3, 1, 2))
+    return np.array(array if shape[3] != 3 or shape[1] == 3 else array.transpose(0, 3, 1, 2), order="C")
 
 
 def _check_count(count: int, limits: Limits) -> None:

@@ -5,12 +5,13 @@ const REFRESH = 2_000; // ms between two looks at the streams
 const LAST = 100; // batches the charts look back
 const ROLLING = 10; // labelled batches in the rolling accuracy, and batches in the class shares
 const SILENCE = 40_000; // the feed says something every 15 s; after this long it is taken for dead
-const AUDITED = 20;
+const AUDITED = 20; // events shown
 const MOST_CLASSES = 12; // bars; the rest is one bar more
 const HEIGHT = 200; // px of a chart
 
 const state = {
   token: sessionStorage.getItem("token") ?? "",
+  locked: false, // a token is wanted; nothing is asked until one is given
   model: null,
   streams: [],
   name: null, // the selected stream
@@ -18,15 +19,14 @@ const state = {
   loaded: null, // the stream as it was when its reports were last asked for
   feed: null, // AbortController of the live feed
   live: false,
-  locked: false, // a token is wanted; nothing is asked until one is given
   troubled: false, // the last look at the server failed
   quietUntil: 0, // the server asked for patience until then
-  turn: 0,
-  timer: 0,
+  turn: 0, // looks at the server so far
   key: "", // Idempotency-Key of the chosen files: sent again after a lost answer, they are learnt from once
 };
+const timers = {};
 
-// ---- Elements ------------------------------------------------------------------------------------------------------
+// ---- Elements and words
 
 const byId = (id) => document.getElementById(id);
 
@@ -44,24 +44,35 @@ function setText(node, text) {
   if (node.textContent !== text) node.textContent = text;
 }
 
-function fillTable(body, rows, numeric = () => false) {
-  const cell = (value, place) => el("td", numeric(place) ? { class: "number" } : {}, String(value));
+function setRows(body, rows, numeric = []) {
+  const text = JSON.stringify(rows);
+  if (body.shown === text) return;
+  body.shown = text;
+  const cell = (value, place) => el("td", numeric.includes(place) ? { class: "number" } : {}, String(value));
   body.replaceChildren(...rows.map((row) => el("tr", {}, ...row.map(cell))));
+}
+
+function setPill(id, text, good) {
+  setText(byId(id), text);
+  byId(id).className = `pill ${good ? "good" : "bad"}`;
 }
 
 const known = (value) => typeof value === "number" && Number.isFinite(value);
 const fixed = (value, digits) => (known(value) ? value.toFixed(digits) : "–");
 const percent = (value, digits = 1) => (known(value) ? `${value.toFixed(digits)} %` : "–");
-const clock = (seconds) => (known(seconds) ? new Date(seconds * 1000).toLocaleString() : "–");
-const count = (number, one) => `${number} ${one}${number === 1 ? "" : "s"}`;
+const count = (number, one, many = `${one}s`) => `${number} ${number === 1 ? one : many}`;
 const sum = (values) => values.reduce((total, value) => total + value, 0);
+const most = (values) => Math.max(0, ...values);
 const range = (length) => Array.from({ length }, (_, place) => place);
+const shortened = (words, length) => (words.length > length ? `${words.slice(0, length - 1)}…` : words);
+const clock = (seconds) =>
+  known(seconds) ? new Date(seconds * 1000).toLocaleString(undefined, { dateStyle: "short", timeStyle: "medium" }) : "–";
 
-function announce(text, bad = false) {
-  byId("status").replaceChildren(el("p", bad ? { class: "bad" } : {}, text));
+function announce(words, bad = false) {
+  byId("status").replaceChildren(el("p", bad ? { class: "bad" } : {}, words));
 }
 
-// ---- The API -------------------------------------------------------------------------------------------------------
+// ---- The API
 
 /** The server's no, in its own words. */
 class Refusal extends Error {
@@ -73,16 +84,11 @@ class Refusal extends Error {
 
 const at = (name) => `/v1/streams/${encodeURIComponent(name)}`;
 
-function retryAfter(value) {
-  const seconds = /^\d+(\.\d+)?$/.test(value ?? "") ? Number(value) : (Date.parse(value) - Date.now()) / 1000;
-  return known(seconds) ? Math.max(1, Math.ceil(seconds)) : 5;
-}
-
 async function refusal(response) {
   const body = await response.json().catch(() => null);
-  const said = typeof body?.error === "string" ? body.error : `The server answered ${response.status} and no reason.`;
+  const said = typeof body?.error === "string" ? body.error : `The server answered ${response.status} without a reason.`;
   if (response.status !== 429) return new Refusal(said, response.status);
-  const wait = retryAfter(response.headers.get("Retry-After"));
+  const wait = Math.ceil(Number(response.headers.get("Retry-After"))) || 5;
   return new Refusal(`${said.replace(/\.?$/, ".")} Try again in ${wait} s.`, 429, wait);
 }
 
@@ -105,104 +111,92 @@ async function ask(path, options) {
 }
 
 function failed(error) {
-  if (error.name === "AbortError") return;
   if (error.status === 401) lock();
   if (error instanceof Refusal) return announce(error.message, true);
   console.error(error); // a fault of this page, or a server of another version
   announce("The dashboard could not show what the server sent. The console says more.", true);
 }
 
-// ---- Token ---------------------------------------------------------------------------------------------------------
+// ---- Token
 
 function showToken(shown) {
   byId("token-form").hidden = !shown;
   byId("token-toggle").setAttribute("aria-expanded", String(shown));
+  if (shown) byId("token").focus();
 }
 
 function lock() {
   state.locked = true;
   state.feed?.abort();
   showToken(true);
-  if (document.activeElement === document.body) byId("token").focus(); // nobody is elsewhere
 }
 
-function useToken(token) {
+async function useToken(token) {
   if (!/^[\x21-\x7e]*$/.test(token)) return announce("A token has no spaces and only plain characters.", true);
-  state.token = token;
-  if (token) sessionStorage.setItem("token", token);
-  else sessionStorage.removeItem("token");
+  sessionStorage.setItem("token", token);
+  deselect();
+  Object.assign(state, { token, locked: false, model: null, streams: [] });
+  showStreams();
   byId("token").value = "";
   showToken(false);
   byId("token-toggle").focus();
   announce(token ? "The token is used from now on." : "The token is forgotten.");
-  state.locked = false;
-  state.model = null;
-  deselect();
-  return refresh();
 }
 
-// ---- Looking at the server -----------------------------------------------------------------------------------------
+// ---- Looking at the server
 
-async function refresh() {
-  const turn = ++state.turn; // an older look that comes back later shows nothing
-  await look(() => turn === state.turn).catch((error) => turn === state.turn && trouble(error));
-  if (turn !== state.turn || document.hidden) return;
-  clearTimeout(state.timer);
-  state.timer = setTimeout(refresh, Math.max(REFRESH, state.quietUntil - Date.now()));
+/** Looks now and, while the tab is seen, again and again. A look that comes back after a later one shows nothing. */
+async function refresh(thorough = false) {
+  const turn = ++state.turn;
+  const current = () => turn === state.turn;
+  await look(current, thorough || turn % 5 === 1).catch((error) => current() && trouble(error));
+  if (!current() || document.hidden) return;
+  clearTimeout(timers.refresh);
+  timers.refresh = setTimeout(refresh, Math.max(REFRESH, state.quietUntil - Date.now()));
 }
 
-async function look(current) {
-  const [ready] = await Promise.all([request("/readyz").then(() => "ready", unready), state.model ?? loadModel()]);
-  if (!current()) return;
-  showServer(ready);
+async function look(current, thorough) {
+  await lookIfReady();
   if (state.locked) return;
-  const [{ streams }, { events }] = await Promise.all([ask("/v1/streams"), ask("/v1/audit")]);
+  if (!state.model) await loadModel();
+  const { streams } = await ask("/v1/streams");
   if (!current()) return;
   state.streams = streams;
   showStreams();
-  showAudit(events.slice(0, AUDITED));
+  if (thorough) showAudit((await ask("/v1/audit")).events.slice(0, AUDITED));
   await catchUp();
   if (state.troubled) announce("The server answers again.");
   state.troubled = false;
 }
 
-const unready = (error) => (error.status ? "not ready" : "unreachable");
+async function lookIfReady() {
+  const word = await request("/readyz").then(() => "ready", (error) => (error.status ? "not ready" : "unreachable"));
+  setPill("server", word, word === "ready");
+}
 
 /** The same trouble every two seconds is told once. */
 function trouble(error) {
-  if (error.wait) state.quietUntil = Date.now() + error.wait * 1000;
+  state.quietUntil = Date.now() + 1000 * (error.wait ?? 0);
   state.model = null; // after a restart it may be another
-  if (!state.troubled || error.status === 401) failed(error);
-  state.troubled = error.status !== 401;
-}
-
-function showServer(text) {
-  setText(byId("server"), text);
-  byId("server").className = `pill ${text === "ready" ? "good" : "bad"}`;
+  if (!state.troubled) failed(error);
+  state.troubled = error.status !== 401; // which says itself when it is over
 }
 
 async function loadModel() {
-  if (state.locked) return;
-  const model = await ask("/v1/model");
-  state.model = model;
-  setText(byId("model-method"), String(model.method));
-  setText(byId("model-predictor"), String(model.predictor));
-  setText(byId("model-version"), String(model.version).slice(0, 8));
-  byId("model-version").title = String(model.version);
+  state.model = await ask("/v1/model");
+  for (const what of ["method", "predictor"]) setText(byId(`model-${what}`), String(state.model[what]));
+  setText(byId("model-version"), String(state.model.version).slice(0, 8));
+  byId("model-version").title = state.model.version;
 }
 
 const className = (label) => String(state.model?.classes?.[label] ?? label);
 
 function showAudit(events) {
   byId("no-audit").hidden = events.length > 0;
-  const rows = events.map((event) => [clock(event.time), event.owner ?? "–", event.stream ?? "–", event.what]);
-  const text = JSON.stringify(rows);
-  if (byId("audit").dataset.shown === text) return;
-  byId("audit").dataset.shown = text;
-  fillTable(byId("audit"), rows);
+  setRows(byId("audit"), events.map((event) => [clock(event.time), event.owner || "–", event.stream || "–", event.what]));
 }
 
-// ---- Streams -------------------------------------------------------------------------------------------------------
+// ---- Streams
 
 const selected = () => state.streams.find((stream) => stream.name === state.name);
 
@@ -213,7 +207,7 @@ function alarmsOf({ health = {} }) {
 
 function newRow(name) {
   const row = el("tr", { "data-stream": name }, el("th", { scope: "row" }, el("button", { type: "button" }, name)));
-  for (const kind of ["", "number", "number", "number", "", "", ""]) row.append(el("td", kind ? { class: kind } : {}));
+  for (const kind of ["", "number", "number", "number", "", "", ""]) row.append(el("td", { class: kind }));
   return row;
 }
 
@@ -238,7 +232,7 @@ function showStreams() {
   });
   for (const row of rows.values()) row.remove();
   byId("no-streams").hidden = state.streams.length > 0;
-  if (state.name !== null && !selected()) deselect();
+  if (!selected()) deselect();
   showDetail();
 }
 
@@ -255,7 +249,7 @@ function select(name) {
 
 function deselect() {
   state.feed?.abort();
-  Object.assign(state, { name: null, reports: [], loaded: null, feed: null, live: false });
+  Object.assign(state, { name: null, reports: [], loaded: null, live: false });
 }
 
 function showDetail() {
@@ -265,41 +259,33 @@ function showDetail() {
   if (!stream) return;
   setText(byId("detail-title"), `Stream ${stream.name}`);
   setText(byId("detail-facts"), factsOf(stream));
+  setPill("feed", state.live ? "live" : "not live: asking every 2 s", state.live);
   swap(byId("freeze"), byId("unfreeze"), stream.frozen);
-  setText(byId("feed"), state.live ? "live" : "asking every 2 s");
-  byId("feed").className = `pill ${state.live ? "good" : "soft"}`;
-  showHealth(stream.health ?? {});
+  const health = Object.entries(stream.health ?? {});
+  setRows(byId("health"), health.map(([name, value]) => [name.replaceAll("_", " "), value]), [1]);
 }
 
 function factsOf(stream) {
-  const parts = [count(stream.batches, "batch").replace("batchs", "batches"), count(stream.images, "image")];
-  parts.push(known(stream.accuracy) ? `accuracy ${percent(stream.accuracy)} of ${stream.labelled} labelled` : "no labels");
-  parts.push(stream.frozen ? "frozen: predicts only" : "learning", stream.state, `created ${clock(stream.created)}`);
-  return parts.join(" · ");
+  const accuracy = known(stream.accuracy) ? `accuracy ${percent(stream.accuracy)} of ${stream.labelled} labelled` : "no labels";
+  return [count(stream.batches, "batch", "batches"), count(stream.images, "image"), accuracy,
+    stream.frozen ? "frozen: predicts only" : "learning", stream.state, `created ${clock(stream.created)}`].join(" · ");
 }
 
 /** One of two buttons is shown; the focus goes along. */
 function swap(first, second, useSecond) {
-  const focused = document.activeElement === first || document.activeElement === second;
+  const focused = [first, second].includes(document.activeElement);
   first.hidden = useSecond;
   second.hidden = !useSecond;
   if (focused) (useSecond ? second : first).focus();
 }
 
-function showHealth(health) {
-  const pair = ([name, value]) => el("div", {}, el("dt", {}, name.replaceAll("_", " ")), el("dd", {}, String(value)));
-  byId("health").replaceChildren(...Object.entries(health).map(pair));
-}
-
 function showAlarms() {
   const alarms = state.reports.filter((report) => report.alarm).reverse();
-  const item = (report) => el("li", {}, el("span", { class: "alarmed" }, `⚠ ${report.alarm}`),
-    ` in batch ${report.number}, ${clock(report.time)}`);
-  byId("alarms").replaceChildren(...alarms.map(item));
+  setRows(byId("alarms"), alarms.map((report) => [`⚠ ${report.alarm}`, `batch ${report.number}`, clock(report.time)]));
   byId("no-alarms").hidden = alarms.length > 0;
 }
 
-// ---- Reports, live or asked for ------------------------------------------------------------------------------------
+// ---- Reports, live or asked for
 
 /** Labels come without an event on the feed, and without a feed nothing does: then the reports are asked for. */
 async function catchUp() {
@@ -312,12 +298,13 @@ async function catchUp() {
 
 async function loadReports(name) {
   const stream = selected();
+  const before = new Set(state.reports);
   const { reports } = await ask(`${at(name)}/batches?last=${LAST}`);
   if (state.name !== name) return;
-  const newest = reports.at(-1)?.time ?? -Infinity;
-  const arrived = state.loaded ? state.reports.filter((report) => report.time > newest) : []; // on the feed, meanwhile
-  state.reports = [...reports, ...arrived].slice(-LAST);
+  const meanwhile = state.reports.filter((report) => !before.has(report)); // from the feed
+  state.reports = reports;
   state.loaded = stream;
+  meanwhile.forEach(addReport);
   showReports();
 }
 
@@ -332,17 +319,18 @@ function setLive(live) {
   showDetail();
 }
 
+/** Keeps a feed of the selected stream open; when it breaks, tries again, ever more slowly. */
 async function follow() {
   const { name } = state;
   const { signal } = (state.feed = new AbortController());
   for (let wait = 1_000; !signal.aborted; wait = Math.min(2 * wait, 30_000)) {
     const began = Date.now();
     const error = await listen(name, signal).catch((cause) => cause);
-    if (signal.aborted || error?.status === 404) return;
+    if (signal.aborted) return;
     setLive(false);
     if (error?.status === 401) return failed(error);
     if (Date.now() - began > 10_000) wait = 1_000; // it worked for a while: begin anew
-    await new Promise((done) => setTimeout(done, Math.max(wait * (0.75 + Math.random() / 2), 1000 * (error?.wait ?? 0))));
+    await new Promise((done) => setTimeout(done, wait * (0.75 + Math.random() / 2) + 1000 * (error?.wait ?? 0)));
   }
 }
 
@@ -352,21 +340,25 @@ async function listen(name, signal) {
   await loadReports(name); // what was answered before the feed was open
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   try {
-    await readEvents(reader, (event) => event.event === "report" && addReport(JSON.parse(event.data)));
+    await readEvents(reader, (event, data) => event === "report" && state.name === name && addReport(JSON.parse(data)));
   } finally {
-    reader.cancel().catch(() => {});
+    reader.cancel().catch(() => {}); // broken already, perhaps
   }
 }
 
 async function readEvents(reader, heard) {
-  let rest = "";
-  for (;;) {
+  for (let rest = ""; ; ) {
     const { value, done } = await soon(reader.read());
     if (done) return;
     const blocks = (rest + value).replaceAll("\r\n", "\n").split("\n\n");
     rest = blocks.pop();
-    blocks.map(parseEvent).forEach(heard);
+    for (const block of blocks) heard(field(block, "event"), field(block, "data"));
   }
+}
+
+function field(block, name) {
+  const lines = block.split("\n").filter((line) => line.startsWith(`${name}:`));
+  return lines.map((line) => line.slice(name.length + 1).replace(/^ /, "")).join("\n");
 }
 
 function soon(promise) {
@@ -375,111 +367,102 @@ function soon(promise) {
   return Promise.race([promise, silence]).finally(() => clearTimeout(timer));
 }
 
-function parseEvent(block) {
-  const fields = block.split("\n").map((line) => /^([^:]*):? ?(.*)$/.exec(line).slice(1));
-  const all = (wanted) => fields.filter(([name]) => name === wanted).map(([, value]) => value);
-  return { event: all("event").at(-1) ?? "message", data: all("data").join("\n") };
-}
+// ---- Charts: each returns what to draw (given a width in px), its words, legend and table; or why there is nothing
 
-// ---- Charts --------------------------------------------------------------------------------------------------------
-
-const viewName = (view) => (view === 0 ? "original" : `view ${view}`); // the operators of a view change every batch
-const most = (values) => Math.max(0, ...values);
-const viewsOf = (reports) => most(reports.map((report) => Math.max(report.reliability?.length ?? 0, report.views?.length ?? 0)));
-
-/** Every chart: what to draw (a function of the width in px), its words, its legend and its table; or why it is empty. */
 const CHARTS = {
   "chart-accuracy": ["Rolling accuracy", accuracyChart],
   "chart-reliability": ["Reliability of the views", reliabilityChart],
-  "chart-suspicion": ["Suspicion", suspicionChart],
+  "chart-suspicion": ["Suspicion of the images", suspicionChart],
   "chart-dropped": ["Dropped views", droppedChart],
   "chart-classes": ["Classes answered", classesChart],
 };
+const NO_BATCHES = "no batches yet";
+const viewName = (view) => (view === 0 ? "original" : `view ${view}`); // the operators of a view change every batch
+const inWords = (bars) => bars.map((bar) => `${bar.name} ${percent(bar.value, 0)}`).join(", ");
+const shares = (counts) => counts.map((value) => (100 * value) / (sum(counts) || 1));
+
+/** The mean of a figure of the reports, every image counting the same. */
+function meanOf(reports, figure) {
+  return sum(reports.map((report) => figure(report) * report.images)) / (sum(reports.map((report) => report.images)) || 1);
+}
 
 function accuracyChart(reports) {
-  const labelled = reports.filter((report) => known(report.accuracy));
-  if (!labelled.length) return { empty: "no labels posted" };
-  const rolling = labelled.map((_, end) => meanAccuracy(labelled.slice(Math.max(0, end - ROLLING + 1), end + 1)));
-  const numbers = labelled.map((report) => report.number);
+  const told = reports.filter((report) => known(report.accuracy));
+  if (!told.length) return "no labels posted";
+  const window = (end) => told.slice(Math.max(0, end - ROLLING + 1), end + 1);
+  const rolling = told.map((_, end) => meanOf(window(end), (report) => report.accuracy));
   const lines = [
-    { name: "each batch", kind: "faint", ys: labelled.map((report) => report.accuracy) },
+    { name: "each batch", kind: "faint", ys: told.map((report) => report.accuracy) },
     { name: `mean of ${ROLLING} labelled batches`, kind: "main", ys: rolling },
   ];
   return {
-    words: `Accuracy over ${labelled.length} labelled batches; over the last ${ROLLING} of them ${percent(rolling.at(-1))}.`,
-    draw: (width) => lineChart(width, { xs: numbers, lines, low: 0, high: 100, digits: 0, y: "accuracy, %" }),
+    words: `${count(told.length, "labelled batch", "labelled batches")}; over the last ${ROLLING}: ${percent(rolling.at(-1))}.`,
+    draw: (width) => lineChart(width, told, lines, { low: 0, high: 100, digits: 0, y: "accuracy, %" }),
     legend: lines.map(lineMark),
     head: ["batch", "accuracy, %", "rolling, %"],
-    rows: labelled.map((report, place) => [report.number, fixed(report.accuracy, 1), fixed(rolling[place], 1)]),
+    rows: told.map((report, place) => [report.number, fixed(report.accuracy, 1), fixed(rolling[place], 1)]),
   };
-}
-
-function meanAccuracy(reports) {
-  return sum(reports.map((report) => report.accuracy * report.images)) / sum(reports.map((report) => report.images));
 }
 
 function reliabilityChart(reports) {
   const told = reports.filter((report) => report.reliability);
-  if (!told.length) return { empty: reports.length ? "this predictor reports no reliability" : "no batches yet" };
-  const xs = told.map((report) => report.number);
-  const lines = range(viewsOf(told)).map((view) => ({
-    name: viewName(view), kind: view ? `k${((view - 1) % 6) + 1}` : "main", ys: told.map((report) => report.reliability[view]),
-  }));
+  if (!told.length) return reports.length ? "this predictor reports no reliability" : NO_BATCHES;
+  const kind = (view) => (view ? `k${((view - 1) % 6) + 1}` : "main");
+  const views = range(most(told.map((report) => report.reliability.length)));
+  const lines = views.map((view) => ({ name: viewName(view), kind: kind(view), ys: told.map((report) => report.reliability[view]) }));
   const low = Math.min(0, ...told.flatMap((report) => report.reliability).filter(known));
-  const last = lines.map((line) => `${line.name} ${fixed(line.ys.at(-1), 2)}`);
+  const last = lines.map((line) => `${line.name} ${fixed(line.ys.at(-1), 2)}`).join(", ");
+  const axis = { low: Math.floor(low * 4) / 4, high: 1, digits: 2, y: "reliability" };
   return {
-    words: `Reliability of ${count(lines.length, "view")}, batches ${xs[0]} to ${xs.at(-1)}. Last batch: ${last.join(", ")}.`,
-    draw: (width) => lineChart(width, { xs, lines: [...lines].reverse(), low: Math.floor(low * 4) / 4, high: 1, digits: 2, y: "reliability" }),
+    words: `${count(views.length, "view")}, batches ${told[0].number} to ${told.at(-1).number}. Last batch: ${last}.`,
+    draw: (width) => lineChart(width, told, lines.toReversed(), axis), // the original last, on top
     legend: lines.map(lineMark),
     head: ["batch", ...lines.map((line) => line.name)],
-    rows: told.map((report) => [report.number, ...lines.map((_, view) => fixed(report.reliability[view], 3))]),
+    rows: told.map((report) => [report.number, ...views.map((view) => fixed(report.reliability[view], 3))]),
   };
 }
 
 function suspicionChart(reports) {
-  const told = reports.filter((report) => report.suspicion);
-  if (!told.length) return { empty: reports.length ? "this predictor reports no suspicion" : "no batches yet" };
-  const last = shares(told.at(-1).suspicion.histogram);
-  const all = shares(range(10).map((bin) => sum(told.map((report) => report.suspicion.histogram[bin]))));
+  const told = reports.map((report) => report.suspicion).filter(Boolean);
+  if (!told.length) return reports.length ? "this predictor reports no suspicion" : NO_BATCHES;
+  const last = shares(told.at(-1).histogram);
+  const all = shares(last.map((_, bin) => sum(told.map((one) => one.histogram[bin]))));
   const bin = (place) => `${(place / 10).toFixed(1)} to ${((place + 1) / 10).toFixed(1)}`;
-  const mean = fixed(told.at(-1).suspicion.mean, 2);
+  const peak = (values) => `most images (${percent(most(values), 0)}) at ${bin(values.indexOf(most(values)))}`;
+  const mean = `mean of the last ${told.length}`;
   return {
-    words: `Suspicion of the images. Last batch: mean ${mean}, most images (${percent(most(last), 0)}) ` +
-      `between ${bin(last.indexOf(most(last)))}. Last ${told.length} batches: most between ${bin(all.indexOf(most(all)))}.`,
+    words: `Last batch: mean ${fixed(told.at(-1).mean, 2)}, ${peak(last)}. Last ${told.length} batches: ${peak(all)}.`,
     draw: (width) => columnChart(width, last, all),
-    legend: [blockMark("last batch", ""), blockMark(`mean of the last ${told.length}`, "hollow")],
-    head: ["suspicion", "last batch", `last ${told.length}`],
+    legend: [blockMark("last batch", ""), blockMark(mean, "hollow")],
+    head: ["suspicion", "last batch", mean],
     rows: last.map((share, place) => [bin(place), percent(share), percent(all[place])]),
   };
 }
 
-const shares = (counts) => counts.map((value) => (100 * value) / (sum(counts) || 1));
-
 function droppedChart(reports) {
-  const views = viewsOf(reports);
-  if (!reports.length) return { empty: "no batches yet" };
-  if (views < 2) return { empty: "one view only: none can be dropped" };
-  const times = range(views).map((view) => reports.filter((report) => report.dropped === view).length);
-  const bars = times.map((value, view) => ({ name: viewName(view), value: (100 * value) / reports.length }));
-  const operators = reports.at(-1).views ?? [];
+  if (!reports.length) return NO_BATCHES;
+  const views = range(most(reports.map((report) => report.views?.length ?? 0)));
+  if (views.length < 2) return "one view only: none can be dropped";
+  const times = views.map((view) => reports.filter((report) => report.dropped === view).length);
+  const bars = views.map((view) => ({ name: viewName(view), value: (100 * times[view]) / reports.length }));
   return {
-    words: `How often each view was dropped in ${reports.length} batches: ${inWords(bars)}.`,
-    draw: (width) => barChart(width, bars, "dropped, % of batches"),
+    words: `Of ${count(reports.length, "batch", "batches")}: ${inWords(bars)}.`,
+    draw: (width) => barChart(width, bars, `dropped, % of the last ${count(reports.length, "batch", "batches")}`),
     head: ["view", "times", "share", "its operators in the last batch"],
-    rows: bars.map((bar, view) => [bar.name, times[view], percent(bar.value), operators[view] ?? "–"]),
+    rows: views.map((view) => [viewName(view), times[view], percent(bars[view].value), reports.at(-1).views?.[view] ?? "–"]),
   };
 }
 
 function classesChart(reports) {
-  const recent = reports.slice(-ROLLING).filter((report) => report.shares);
-  if (!recent.length) return { empty: "no batches yet" };
-  const images = sum(recent.map((report) => report.images)) || 1;
-  const share = (label) => (100 * sum(recent.map((report) => (report.shares[label] ?? 0) * report.images))) / images;
-  const all = range(recent[0].shares.length).map((label) => ({ name: className(label), value: share(label) }));
+  const recent = reports.slice(-ROLLING);
+  if (!recent.length) return NO_BATCHES;
+  const share = (label) => 100 * meanOf(recent, (report) => report.shares[label]);
+  const all = recent[0].shares.map((_, label) => ({ name: className(label), value: share(label) }));
   const bars = largest(all);
+  const label = `% of images, last ${count(recent.length, "batch", "batches")}`;
   return {
-    words: `Classes answered in the last ${recent.length} batches: ${inWords(bars)}.`,
-    draw: (width) => barChart(width, bars, `% of images, last ${recent.length} batches`),
+    words: `${label}: ${inWords(bars)}.`,
+    draw: (width) => barChart(width, bars, label),
     head: ["class", "share of images"],
     rows: all.map((bar) => [bar.name, percent(bar.value)]),
   };
@@ -488,33 +471,35 @@ function classesChart(reports) {
 /** All bars in the model's order if they are few; else the largest, and the rest together. */
 function largest(bars) {
   if (bars.length <= MOST_CLASSES) return bars;
-  const sorted = [...bars].sort((one, other) => other.value - one.value);
+  const sorted = bars.toSorted((one, other) => other.value - one.value);
   const rest = sorted.slice(MOST_CLASSES);
   return [...sorted.slice(0, MOST_CLASSES), { name: `${rest.length} others`, value: sum(rest.map((bar) => bar.value)) }];
 }
 
-const inWords = (bars) => bars.map((bar) => `${bar.name} ${percent(bar.value, 0)}`).join(", ");
-const text = (x, y, words, anchor = "middle", more = {}) => svg("text", { x, y, "text-anchor": anchor, ...more }, words);
-const rule = (x1, y1, x2, y2) => svg("line", { x1, y1, x2, y2, class: "grid" });
+// ---- Drawing: functions that return the parts of an SVG
 
-/** The frame of line and column charts: where y values lie, rules with their figures, and both axes' labels. */
+const text = (x, y, words, anchor = "middle") => svg("text", { x, y, "text-anchor": anchor }, words);
+const rule = (x1, x2, y) => svg("line", { x1, x2, y1: y, y2: y, class: "grid" });
+const block = (x, y, width, height, kind = "") => svg("rect", { class: `block ${kind}`, x, y, width, height });
+
+/** What line and column charts share: the box, the height of a value, rules with their figures, both axes' labels. */
 function frame(width, { low, high, digits, x, y }) {
-  const box = { left: 46, right: width - 10, top: 18, bottom: HEIGHT - 36 };
+  const box = { left: 46, right: width - 12, top: 26, bottom: HEIGHT - 36 };
   const up = (value) => box.bottom - ((value - low) / (high - low)) * (box.bottom - box.top);
-  const parts = range(5).flatMap((step) => {
-    const value = low + (step / 4) * (high - low);
-    return [rule(box.left, up(value), box.right, up(value)), text(box.left - 6, up(value) + 4, value.toFixed(digits), "end")];
-  });
-  parts.push(text((box.left + box.right) / 2, HEIGHT - 4, x), text(4, 10, y, "start"));
+  const values = range(5).map((step) => low + (step / 4) * (high - low));
+  const parts = values.map((value) => rule(box.left, box.right, up(value)));
+  parts.push(...values.map((value) => text(box.left - 6, up(value) + 4, value.toFixed(digits), "end")));
+  parts.push(text((box.left + box.right) / 2, HEIGHT - 4, x), text(0, 12, y, "start"));
   return { box, up, parts };
 }
 
-function lineChart(width, { xs, lines, ...axis }) {
+function lineChart(width, reports, lines, axis) {
   const { box, up, parts } = frame(width, { ...axis, x: "batch" });
-  const span = xs.at(-1) - xs[0];
-  const along = (x) => (span ? box.left + ((x - xs[0]) / span) * (box.right - box.left) : (box.left + box.right) / 2);
-  const ticks = new Set([xs[0], xs[Math.floor(xs.length / 2)], xs.at(-1)]);
-  for (const tick of ticks) parts.push(text(Math.min(along(tick), box.right - 8), box.bottom + 16, String(tick)));
+  const xs = reports.map((report) => report.number);
+  const first = xs[0], span = xs.at(-1) - first || 1;
+  const along = (x) => box.left + ((x - first) / span) * (box.right - box.left);
+  const ticks = new Set([first, xs[Math.floor(xs.length / 2)], xs.at(-1)]);
+  for (const tick of ticks) parts.push(text(along(tick), box.bottom + 16, String(tick)));
   const path = (ys) => xs.map((x, place) => step(along(x), ys[place], ys[place - 1], up)).join("");
   for (const line of lines) parts.push(svg("path", { class: `line ${line.kind}`, d: path(line.ys) }));
   return parts;
@@ -531,40 +516,30 @@ function columnChart(width, last, all) {
   const high = Math.max(20, Math.ceil(most([...last, ...all]) / 20) * 20);
   const { box, up, parts } = frame(width, { low: 0, high, digits: 0, x: "suspicion", y: "images, %" });
   const wide = (box.right - box.left) / last.length;
-  const column = (place, value, from, to, kind) => svg("rect", { class: `block ${kind}`, x: box.left + (place + from) * wide,
-    y: up(value), width: (to - from) * wide, height: box.bottom - up(value) });
-  last.forEach((value, place) => parts.push(column(place, value, 0.12, 0.48, ""), column(place, all[place], 0.52, 0.88, "hollow")));
+  const column = (place, value, kind) => block(box.left + place * wide, up(value), 0.36 * wide, box.bottom - up(value), kind);
+  last.forEach((value, place) => parts.push(column(place + 0.1, value), column(place + 0.54, all[place], "hollow")));
   for (const edge of range(6)) parts.push(text(box.left + 2 * edge * wide, box.bottom + 16, (edge / 5).toFixed(1)));
   return parts;
 }
 
 function barChart(width, bars, label) {
-  const left = Math.min(130, width * 0.35), right = width - 56, pitch = Math.max(18, Math.min(30, (HEIGHT - 30) / bars.length));
-  const parts = [text((left + right) / 2, bars.length * pitch + 18, label)];
-  bars.forEach((bar, place) => {
-    const middle = (place + 0.5) * pitch, long = (Math.min(bar.value, 100) / 100) * (right - left);
+  const left = Math.min(130, 0.35 * width), right = width - 46, pitch = Math.max(20, (HEIGHT - 26) / bars.length);
+  const parts = bars.flatMap((bar, place) => {
+    const middle = (place + 0.5) * pitch, thick = Math.min(20, 0.65 * pitch);
     const name = text(left - 6, middle + 4, shortened(bar.name, Math.floor(left / 7.5)), "end");
     name.append(svg("title", {}, bar.name));
-    parts.push(name, rule(left, middle, right, middle));
-    parts.push(svg("rect", { class: "block", x: left, y: middle - pitch * 0.32, width: long, height: pitch * 0.64 }));
-    parts.push(text(right + 6, middle + 4, percent(bar.value, 0), "start", { class: "value" }));
+    const long = (Math.min(bar.value, 100) / 100) * (right - left);
+    const figure = text(width, middle + 4, percent(bar.value, 0), "end");
+    return [name, rule(left, right, middle), block(left, middle - thick / 2, long, thick), figure];
   });
-  parts.height = bars.length * pitch + 24;
-  return parts;
+  return [...parts, text((left + right) / 2, bars.length * pitch + 18, label)];
 }
 
-const shortened = (words, length) => (words.length > length ? `${words.slice(0, length - 1)}…` : words);
+const mark = (name, part) => el("li", {}, svg("svg", { "aria-hidden": "true" }, part), name);
+const lineMark = ({ name, kind }) => mark(name, svg("path", { class: `line ${kind}`, d: "M2 6L26 6" }));
+const blockMark = (name, kind) => mark(name, block(8, 1, 12, 10, kind));
 
-function lineMark({ name, kind }) {
-  return el("li", {}, svg("svg", { "aria-hidden": "true" }, svg("path", { class: `line ${kind}`, d: "M2 6L26 6" })), name);
-}
-
-function blockMark(name, kind) {
-  const block = svg("rect", { class: `block ${kind}`, x: 8, y: 1, width: 12, height: 10 });
-  return el("li", {}, svg("svg", { "aria-hidden": "true" }, block), name);
-}
-
-function newChart(id, title) {
+function newChart([id, [title]]) {
   const figure = byId("chart").content.firstElementChild.cloneNode(true);
   figure.id = id;
   figure.querySelector("h3").textContent = title;
@@ -572,18 +547,19 @@ function newChart(id, title) {
   return figure;
 }
 
-function showChart(figure, title, { empty = "", words, draw, legend = [], head, rows }) {
+function showChart(figure, title, chart) {
   const part = (selector) => figure.querySelector(selector);
-  setText(part(".empty"), empty);
+  const empty = typeof chart === "string";
   part(".empty").hidden = !empty;
-  for (const selector of [".plot", ".legend", "details"]) part(selector).hidden = Boolean(empty);
-  if (empty) return part(".plot").replaceChildren();
-  const width = Math.max(240, part(".plot").clientWidth), parts = draw(width), height = parts.height ?? HEIGHT;
-  const picture = { role: "img", "aria-label": `${title}. ${words}`, viewBox: `0 0 ${width} ${height}`, height };
-  part(".plot").replaceChildren(svg("svg", picture, ...parts));
-  part(".legend").replaceChildren(...legend);
-  part("thead").replaceChildren(el("tr", {}, ...head.map((name) => el("th", { scope: "col" }, name))));
-  fillTable(part("tbody"), rows);
+  part(".filled").hidden = empty;
+  if (empty) return setText(part(".empty"), chart);
+  const width = Math.max(240, part(".plot").clientWidth), parts = chart.draw(width);
+  const height = most(parts.map((one) => Number(one.getAttribute("y")))) + 6; // the lowest is the axis' label
+  const about = { role: "img", "aria-label": `${title}. ${chart.words}`, viewBox: `0 0 ${width} ${height}`, height };
+  part(".plot").replaceChildren(svg("svg", about, ...parts));
+  part(".legend").replaceChildren(...(chart.legend ?? []));
+  part("thead").replaceChildren(el("tr", {}, ...chart.head.map((name) => el("th", { scope: "col" }, name))));
+  return setRows(part("tbody"), chart.rows);
 }
 
 function showReports() {
@@ -593,14 +569,11 @@ function showReports() {
 
 /** Many reports at once are drawn once. */
 function showSoon() {
-  if (showSoon.timer) return;
-  showSoon.timer = setTimeout(() => {
-    showSoon.timer = 0;
-    showReports();
-  }, 200);
+  clearTimeout(timers.show);
+  timers.show = setTimeout(showReports, 100);
 }
 
-// ---- What can be done ----------------------------------------------------------------------------------------------
+// ---- What can be done
 
 const ACTIONS = {
   freeze: { done: "is frozen: it predicts and does not learn" },
@@ -625,21 +598,18 @@ async function busy(button, work) {
   button.setAttribute("aria-busy", "true");
   await work().catch(failed);
   button.removeAttribute("aria-busy");
-  if (!state.locked) await refresh();
+  await refresh(true);
 }
 
 async function act(what) {
   const { name } = state;
   const { sure, done } = ACTIONS[what];
-  const title = byId(what).textContent;
-  if (sure && !(await confirmed(`${title} ${name}?`, `Stream ${name} ${sure}`))) return;
+  if (sure && !(await confirmed(`${byId(what).textContent} ${name}?`, `Stream ${name} ${sure}`))) return;
   if (what === "delete") await ask(at(name), { method: "DELETE" });
   else await ask(`${at(name)}/${what}`, { method: "POST" });
   announce(`Stream ${name} ${done}.`);
   state.loaded = null; // its reports may be others now
-  if (what !== "delete") return;
-  deselect();
-  byId("streams-title").focus(); // the button that had it is gone
+  if (what === "delete") byId("streams-title").focus(); // the button that had it goes
 }
 
 async function create() {
@@ -647,12 +617,12 @@ async function create() {
   const body = name ? { headers: { "Content-Type": "application/json" }, body: JSON.stringify({ name }) } : {};
   const stream = await ask("/v1/streams", { method: "POST", ...body });
   byId("create-name").value = "";
-  state.streams = [...state.streams.filter((other) => other.name !== stream.name), stream];
+  state.streams = [...state.streams, stream];
   select(stream.name);
   announce(`Stream ${stream.name} is created.`);
 }
 
-const newKey = () => [...crypto.getRandomValues(new Uint8Array(16))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
+const newKey = () => [...crypto.getRandomValues(new Uint32Array(4))].map((part) => part.toString(16)).join("-");
 
 async function send() {
   const files = [...byId("files").files];
@@ -663,20 +633,19 @@ async function send() {
   announce(`Sending ${count(files.length, "image")} to ${name}.`);
   const answer = await ask(`${at(name)}/batches`, { method: "POST", body, headers: { "Idempotency-Key": state.key } });
   state.key = newKey(); // sent once more on purpose, they are another batch
-  if (state.name !== name) return;
-  showAnswer(files, answer);
+  if (state.name === name) showAnswer(files, answer);
   const learnt = answer.adapted ? "learnt from" : "not learnt from";
-  announce(`Batch ${answer.number}: ${count(files.length, "image")} answered, ${learnt}.`);
+  announce(`Batch ${answer.number} of ${name}: ${count(files.length, "image")} answered, ${learnt}.`);
 }
 
 function showAnswer(files, { labels, probabilities, suspicion, abstain }) {
   const rows = files.map((file, place) => [file.name, className(labels[place]), percent(100 * most(probabilities[place])),
     fixed(suspicion?.[place], 3), abstain?.[place] ? "abstains" : "no"]);
-  fillTable(byId("answers").querySelector("tbody"), rows, (place) => place === 2 || place === 3);
+  setRows(byId("answers").querySelector("tbody"), rows, [2, 3]);
   byId("answers").hidden = false;
 }
 
-// ---- Start ---------------------------------------------------------------------------------------------------------
+// ---- Start
 
 function onSubmit(form, button, work) {
   byId(form).addEventListener("submit", (event) => {
@@ -686,34 +655,37 @@ function onSubmit(form, button, work) {
 }
 
 function onArrow(event) {
-  const move = { ArrowDown: "nextElementSibling", ArrowUp: "previousElementSibling" }[event.key];
-  const button = move && event.target.closest("tr")?.[move]?.querySelector("button");
+  const way = { ArrowDown: "nextElementSibling", ArrowUp: "previousElementSibling" }[event.key];
+  const button = way && event.target.closest("tr")[way]?.querySelector("button");
   if (!button) return;
   event.preventDefault();
   button.focus();
 }
 
+/** A tab that nobody sees asks nothing and holds no connection. */
 function onVisibility() {
-  clearTimeout(state.timer);
+  clearTimeout(timers.refresh);
   state.feed?.abort();
-  if (document.hidden) return setLive(false);
-  if (state.name !== null && !state.locked) follow();
+  setLive(false);
+  if (document.hidden) return;
+  if (selected() && !state.locked) follow();
   refresh();
 }
 
 function start() {
-  byId("charts").append(...Object.entries(CHARTS).map(([id, [title]]) => newChart(id, title)));
-  byId("streams").addEventListener("click", (event) => select(event.target.closest("tr").dataset.stream));
-  byId("streams").addEventListener("keydown", onArrow);
-  for (const what of Object.keys(ACTIONS)) byId(what).addEventListener("click", () => busy(byId(what), () => act(what)));
-  byId("confirm-yes").addEventListener("click", () => byId("confirm").close("yes"));
-  byId("confirm-no").addEventListener("click", () => byId("confirm").close(""));
+  const on = (id, event, work) => byId(id).addEventListener(event, work);
+  byId("charts").append(...Object.entries(CHARTS).map(newChart));
+  on("streams", "click", (event) => select(event.target.closest("tr").dataset.stream));
+  on("streams", "keydown", onArrow);
+  for (const what of Object.keys(ACTIONS)) on(what, "click", () => busy(byId(what), () => act(what)));
+  on("confirm-yes", "click", () => byId("confirm").close("yes"));
+  on("confirm-no", "click", () => byId("confirm").close(""));
   onSubmit("create-form", "create", create);
   onSubmit("send-form", "send", send);
-  onSubmit("token-form", "token-save", async () => useToken(byId("token").value.trim()));
-  byId("token-forget").addEventListener("click", () => useToken(""));
-  byId("token-toggle").addEventListener("click", () => showToken(byId("token-form").hidden));
-  byId("files").addEventListener("change", () => (state.key = newKey()));
+  onSubmit("token-form", "token-save", () => useToken(byId("token").value.trim()));
+  on("token-forget", "click", () => busy(byId("token-forget"), () => useToken("")));
+  on("token-toggle", "click", () => showToken(byId("token-form").hidden));
+  on("files", "change", () => (state.key = newKey()));
   document.addEventListener("visibilitychange", onVisibility);
   window.addEventListener("resize", showSoon);
   refresh();
