@@ -31,7 +31,8 @@ def send_folder(
     had been applied when the command was killed, the first keys are gone and the folder is learnt from anew. For the
     same reason, a folder sent a second time on purpose changes nothing; send it to another stream.
 
-    labelled: the folder an image lies in is named after its class; the labels are posted after each batch.
+    labelled: the folder an image lies in is named after its class; the labels are posted after each batch. In the order
+        of their names every batch would hold a class alone, so these are mixed, always in the same way.
     tick: called with (images done, images in all) after each batch.
 
     Returns images, batches, answered (how many images were given each class, abstained ones included), accuracy (in
@@ -40,7 +41,7 @@ def send_folder(
     if batch < 1:
         raise ValueError(f"got a batch of {batch} images; expected 1 or more")
     root = Path(folder)
-    paths = _images(root)
+    paths = _mixed(root, _images(root)) if labelled else _images(root)
     truth = _labels(root, paths, client.model()["classes"]) if labelled else []
     _ensure(client, stream)
     answered: Counter[str] = Counter()
@@ -79,6 +80,10 @@ def _images(root: Path) -> list[Path]:
         kinds = ", ".join(sorted(SUFFIXES))
         raise ValueError(f"got {root}, which holds no images; expected files ending in {kinds}, in it or below it")
     return images
+
+
+def _mixed(root: Path, paths: Sequence[Path]) -> list[Path]:
+    return sorted(paths, key=lambda path: hashlib.blake2b(os.fsencode(path.relative_to(root).as_posix())).digest())
 
 
 def _labels(root: Path, paths: Sequence[Path], classes: Sequence[str | int]) -> list[int]:

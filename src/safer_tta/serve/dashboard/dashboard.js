@@ -61,12 +61,13 @@ const known = (value) => typeof value === "number" && Number.isFinite(value);
 const fixed = (value, digits) => (known(value) ? value.toFixed(digits) : "–");
 const percent = (value, digits = 1) => (known(value) ? `${value.toFixed(digits)} %` : "–");
 const count = (number, one, many = `${one}s`) => `${number} ${number === 1 ? one : many}`;
+const batches = (number) => count(number, "batch", "batches");
 const sum = (values) => values.reduce((total, value) => total + value, 0);
 const most = (values) => Math.max(0, ...values);
 const range = (length) => Array.from({ length }, (_, place) => place);
 const shortened = (words, length) => (words.length > length ? `${words.slice(0, length - 1)}…` : words);
-const clock = (seconds) =>
-  known(seconds) ? new Date(seconds * 1000).toLocaleString(undefined, { dateStyle: "short", timeStyle: "medium" }) : "–";
+const times = new Intl.DateTimeFormat(undefined, { dateStyle: "short", timeStyle: "medium" });
+const clock = (seconds) => (known(seconds) ? times.format(seconds * 1000) : "–");
 
 function announce(words, bad = false) {
   byId("status").replaceChildren(el("p", bad ? { class: "bad" } : {}, words));
@@ -86,7 +87,7 @@ const at = (name) => `/v1/streams/${encodeURIComponent(name)}`;
 
 async function refusal(response) {
   const body = await response.json().catch(() => null);
-  const said = typeof body?.error === "string" ? body.error : `The server answered ${response.status} without a reason.`;
+  const said = typeof body?.error === "string" ? body.error : `The server answered ${response.status} and not why.`;
   if (response.status !== 429) return new Refusal(said, response.status);
   const wait = Math.ceil(Number(response.headers.get("Retry-After"))) || 5;
   return new Refusal(`${said.replace(/\.?$/, ".")} Try again in ${wait} s.`, 429, wait);
@@ -137,6 +138,7 @@ async function useToken(token) {
   deselect();
   Object.assign(state, { token, locked: false, model: null, streams: [] });
   showStreams();
+  showAudit([]);
   byId("token").value = "";
   showToken(false);
   byId("token-toggle").focus();
@@ -193,7 +195,8 @@ const className = (label) => String(state.model?.classes?.[label] ?? label);
 
 function showAudit(events) {
   byId("no-audit").hidden = events.length > 0;
-  setRows(byId("audit"), events.map((event) => [clock(event.time), event.owner || "–", event.stream || "–", event.what]));
+  const row = (event) => [clock(event.time), event.owner || "–", event.stream || "–", event.what];
+  setRows(byId("audit"), events.map(row));
 }
 
 // ---- Streams
@@ -261,13 +264,15 @@ function showDetail() {
   setText(byId("detail-facts"), factsOf(stream));
   setPill("feed", state.live ? "live" : "not live: asking every 2 s", state.live);
   swap(byId("freeze"), byId("unfreeze"), stream.frozen);
-  const health = Object.entries(stream.health ?? {});
-  setRows(byId("health"), health.map(([name, value]) => [name.replaceAll("_", " "), value]), [1]);
+  const words = (name) => name.replaceAll("_", " ");
+  const counter = ([name, value]) => el("div", {}, el("dt", {}, words(name)), el("dd", {}, String(value)));
+  byId("health").replaceChildren(...Object.entries(stream.health ?? {}).map(counter));
 }
 
 function factsOf(stream) {
-  const accuracy = known(stream.accuracy) ? `accuracy ${percent(stream.accuracy)} of ${stream.labelled} labelled` : "no labels";
-  return [count(stream.batches, "batch", "batches"), count(stream.images, "image"), accuracy,
+  const { labelled } = stream;
+  const accuracy = labelled ? `accuracy ${percent(stream.accuracy)} of ${labelled} labelled` : "no labels";
+  return [batches(stream.batches), count(stream.images, "image"), accuracy,
     stream.frozen ? "frozen: predicts only" : "learning", stream.state, `created ${clock(stream.created)}`].join(" · ");
 }
 
@@ -301,10 +306,10 @@ async function loadReports(name) {
   const before = new Set(state.reports);
   const { reports } = await ask(`${at(name)}/batches?last=${LAST}`);
   if (state.name !== name) return;
-  const meanwhile = state.reports.filter((report) => !before.has(report)); // from the feed
-  state.reports = reports;
+  const listed = new Set(reports.map((report) => report.number));
+  const fromFeed = state.reports.filter((report) => !before.has(report) && !listed.has(report.number)); // meanwhile
+  state.reports = [...reports, ...fromFeed].slice(-LAST);
   state.loaded = stream;
-  meanwhile.forEach(addReport);
   showReports();
 }
 
@@ -383,7 +388,8 @@ const shares = (counts) => counts.map((value) => (100 * value) / (sum(counts) ||
 
 /** The mean of a figure of the reports, every image counting the same. */
 function meanOf(reports, figure) {
-  return sum(reports.map((report) => figure(report) * report.images)) / (sum(reports.map((report) => report.images)) || 1);
+  const images = sum(reports.map((report) => report.images)) || 1;
+  return sum(reports.map((report) => figure(report) * report.images)) / images;
 }
 
 function accuracyChart(reports) {
@@ -396,7 +402,7 @@ function accuracyChart(reports) {
     { name: `mean of ${ROLLING} labelled batches`, kind: "main", ys: rolling },
   ];
   return {
-    words: `${count(told.length, "labelled batch", "labelled batches")}; over the last ${ROLLING}: ${percent(rolling.at(-1))}.`,
+    words: `${batches(told.length)} with labels; over the last ${ROLLING}: ${percent(rolling.at(-1))}.`,
     draw: (width) => lineChart(width, told, lines, { low: 0, high: 100, digits: 0, y: "accuracy, %" }),
     legend: lines.map(lineMark),
     head: ["batch", "accuracy, %", "rolling, %"],
@@ -409,7 +415,8 @@ function reliabilityChart(reports) {
   if (!told.length) return reports.length ? "this predictor reports no reliability" : NO_BATCHES;
   const kind = (view) => (view ? `k${((view - 1) % 6) + 1}` : "main");
   const views = range(most(told.map((report) => report.reliability.length)));
-  const lines = views.map((view) => ({ name: viewName(view), kind: kind(view), ys: told.map((report) => report.reliability[view]) }));
+  const ys = (view) => told.map((report) => report.reliability[view]);
+  const lines = views.map((view) => ({ name: viewName(view), kind: kind(view), ys: ys(view) }));
   const low = Math.min(0, ...told.flatMap((report) => report.reliability).filter(known));
   const last = lines.map((line) => `${line.name} ${fixed(line.ys.at(-1), 2)}`).join(", ");
   const axis = { low: Math.floor(low * 4) / 4, high: 1, digits: 2, y: "reliability" };
@@ -443,13 +450,14 @@ function droppedChart(reports) {
   if (!reports.length) return NO_BATCHES;
   const views = range(most(reports.map((report) => report.views?.length ?? 0)));
   if (views.length < 2) return "one view only: none can be dropped";
-  const times = views.map((view) => reports.filter((report) => report.dropped === view).length);
-  const bars = views.map((view) => ({ name: viewName(view), value: (100 * times[view]) / reports.length }));
+  const dropped = views.map((view) => reports.filter((report) => report.dropped === view).length);
+  const bars = views.map((view) => ({ name: viewName(view), value: (100 * dropped[view]) / reports.length }));
+  const operators = reports.at(-1).views ?? [];
   return {
-    words: `Of ${count(reports.length, "batch", "batches")}: ${inWords(bars)}.`,
-    draw: (width) => barChart(width, bars, `dropped, % of the last ${count(reports.length, "batch", "batches")}`),
+    words: `Of ${batches(reports.length)}: ${inWords(bars)}.`,
+    draw: (width) => barChart(width, bars, `dropped, % of the last ${batches(reports.length)}`),
     head: ["view", "times", "share", "its operators in the last batch"],
-    rows: views.map((view) => [viewName(view), times[view], percent(bars[view].value), reports.at(-1).views?.[view] ?? "–"]),
+    rows: bars.map((bar, view) => [bar.name, dropped[view], percent(bar.value), operators[view] ?? "–"]),
   };
 }
 
@@ -459,7 +467,7 @@ function classesChart(reports) {
   const share = (label) => 100 * meanOf(recent, (report) => report.shares[label]);
   const all = recent[0].shares.map((_, label) => ({ name: className(label), value: share(label) }));
   const bars = largest(all);
-  const label = `% of images, last ${count(recent.length, "batch", "batches")}`;
+  const label = `% of images, last ${batches(recent.length)}`;
   return {
     words: `${label}: ${inWords(bars)}.`,
     draw: (width) => barChart(width, bars, label),
@@ -472,8 +480,8 @@ function classesChart(reports) {
 function largest(bars) {
   if (bars.length <= MOST_CLASSES) return bars;
   const sorted = bars.toSorted((one, other) => other.value - one.value);
-  const rest = sorted.slice(MOST_CLASSES);
-  return [...sorted.slice(0, MOST_CLASSES), { name: `${rest.length} others`, value: sum(rest.map((bar) => bar.value)) }];
+  const rest = sorted.splice(MOST_CLASSES);
+  return [...sorted, { name: `${rest.length} others`, value: sum(rest.map((bar) => bar.value)) }];
 }
 
 // ---- Drawing: functions that return the parts of an SVG
@@ -516,7 +524,8 @@ function columnChart(width, last, all) {
   const high = Math.max(20, Math.ceil(most([...last, ...all]) / 20) * 20);
   const { box, up, parts } = frame(width, { low: 0, high, digits: 0, x: "suspicion", y: "images, %" });
   const wide = (box.right - box.left) / last.length;
-  const column = (place, value, kind) => block(box.left + place * wide, up(value), 0.36 * wide, box.bottom - up(value), kind);
+  const column = (place, value, kind) =>
+    block(box.left + place * wide, up(value), 0.36 * wide, box.bottom - up(value), kind);
   last.forEach((value, place) => parts.push(column(place + 0.1, value), column(place + 0.54, all[place], "hollow")));
   for (const edge of range(6)) parts.push(text(box.left + 2 * edge * wide, box.bottom + 16, (edge / 5).toFixed(1)));
   return parts;
@@ -583,13 +592,14 @@ const ACTIONS = {
   delete: { sure: "is forgotten, with its state and its reports.", done: "is deleted" },
 };
 
-function confirmed(title, words) {
+function confirmed(verb, name, sure) {
   const dialog = byId("confirm");
-  byId("confirm-title").textContent = title;
-  byId("confirm-text").textContent = words;
+  byId("confirm-title").textContent = `${verb} ${name}?`;
+  byId("confirm-text").textContent = `Stream ${name} ${sure}`;
+  byId("confirm-yes").textContent = verb;
   dialog.returnValue = ""; // Escape leaves it so
   dialog.showModal(); // the focus goes to Cancel, and back to the button when it closes
-  return new Promise((done) => dialog.addEventListener("close", () => done(dialog.returnValue === "yes"), { once: true }));
+  return new Promise((done) => (dialog.onclose = () => done(dialog.returnValue === "yes")));
 }
 
 /** One thing at a time per button, and its failure in words. */
@@ -604,7 +614,7 @@ async function busy(button, work) {
 async function act(what) {
   const { name } = state;
   const { sure, done } = ACTIONS[what];
-  if (sure && !(await confirmed(`${byId(what).textContent} ${name}?`, `Stream ${name} ${sure}`))) return;
+  if (sure && !(await confirmed(byId(what).textContent, name, sure))) return;
   if (what === "delete") await ask(at(name), { method: "DELETE" });
   else await ask(`${at(name)}/${what}`, { method: "POST" });
   announce(`Stream ${name} ${done}.`);
@@ -639,7 +649,8 @@ async function send() {
 }
 
 function showAnswer(files, { labels, probabilities, suspicion, abstain }) {
-  const rows = files.map((file, place) => [file.name, className(labels[place]), percent(100 * most(probabilities[place])),
+  const top = (place) => percent(100 * most(probabilities[place]));
+  const rows = files.map((file, place) => [file.name, className(labels[place]), top(place),
     fixed(suspicion?.[place], 3), abstain?.[place] ? "abstains" : "no"]);
   setRows(byId("answers").querySelector("tbody"), rows, [2, 3]);
   byId("answers").hidden = false;
