@@ -18,6 +18,9 @@ WEIGHTS = SHARED / "weights" / "resnet50_imagenet1k.safetensors"
 needs_pacs = pytest.mark.skipif(not PACS.is_dir(), reason="the PACS images are not beside this checkout")
 needs_weights = pytest.mark.skipif(not WEIGHTS.is_file(), reason="the ImageNet weights are not beside this checkout")
 
+CHROMIUM = next((p for p in map(Path, ("/usr/bin/chromium", "/usr/bin/chromium-browser")) if p.exists()), None)
+CHROMIUM_FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+
 CLASSES = 5
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # one process for each core; threads on top would only get in each other's way

@@ -28,6 +28,7 @@ from safer_tta.bench.sinks import create
 from safer_tta.bench.study import estimate, prepare, states
 from safer_tta.bench.tasks import QUICK_COUNT, Place, execute, read_tasks, write_tasks
 from safer_tta.data import Dataset, StoreError, open_dataset
+from tests.conftest import CHROMIUM, CHROMIUM_FLAGS
 
 SIZES = {
     "main": 504, "pooling": 324, "alpha-mode": 45, "alpha-signal": 810, "alpha-parameters": 150, "alpha-heatmap": 294,
@@ -596,8 +597,6 @@ def test_an_unknown_engine_is_named(small, store):
 
 # --- the page, in a browser -----------------------------------------------------------------------------------------
 
-CHROMIUM = next((p for p in map(Path, ("/usr/bin/chromium", "/usr/bin/chromium-browser")) if p.exists()), None)
-
 
 @pytest.mark.skipif(CHROMIUM is None, reason="Debian's chromium is not installed")
 def test_the_page_in_a_browser(everything):
@@ -607,8 +606,7 @@ def test_the_page_in_a_browser(everything):
     page_file = publish(study, place)
     heard = []
     with api.sync_playwright() as browser_api:
-        flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-        browser = browser_api.chromium.launch(executable_path=str(CHROMIUM), args=flags)
+        browser = browser_api.chromium.launch(executable_path=str(CHROMIUM), args=CHROMIUM_FLAGS)
         page = browser.new_page()
         page.on("console", lambda message: heard.append(message.text))
         page.on("pageerror", lambda error: heard.append(str(error)))

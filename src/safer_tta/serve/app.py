@@ -7,7 +7,7 @@ import hashlib
 import json
 import re
 import secrets
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 from importlib import resources
@@ -120,13 +120,13 @@ def _open_to_all(app: FastAPI, engine: Engine) -> None:
 
     @app.get("/", include_in_schema=False)
     async def dashboard() -> Response:
-        return HTMLResponse((files / "index.html").read_text())
+        return HTMLResponse((files / "index.html").read_text(encoding="utf-8"))
 
     @app.get("/dashboard/{name}", include_in_schema=False)
     async def part(name: str) -> Response:
         if name not in DASHBOARD:  # a list, not a path: nothing else can be asked for
             raise Refused(404, "there is no such file")
-        return Response((files / name).read_text(), media_type=DASHBOARD[name])
+        return Response((files / name).read_text(encoding="utf-8"), media_type=DASHBOARD[name])
 
     @app.get("/docs", include_in_schema=False)
     async def docs() -> Response:
@@ -315,12 +315,18 @@ def _errors(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
-        said = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()[:3])
-        return _said(422, said)
+        return _said(422, "; ".join(map(_explained, error.errors()[:3])))
 
     @app.exception_handler(Exception)
     async def broken(_: Request, error: Exception) -> JSONResponse:
         return _said(500, "the service failed at this; its log says more. Nothing was changed")
+
+
+def _explained(problem: Mapping[str, Any]) -> str:
+    where = ".".join(map(str, problem["loc"]))
+    if problem["type"] == "string_pattern_mismatch":
+        return f"{where} is no name; expected 1 to 64 letters, digits, '.', '_' or '-', the first of them no '.'"
+    return f"{where}: {problem['msg']}"
 
 
 def _said(status: int, message: str, retry_after: float | None = None) -> JSONResponse:

@@ -173,7 +173,7 @@ class Journal:
             self._store(database, stream)
             database.execute(
                 "insert into answers values (?, ?, ?, ?, ?, ?, null)",
-                [stream.id, stream.batches, key, content, json.dumps(answer), json.dumps(answer["report"])],
+                [stream.id, stream.batches, key, content, _text(answer), _text(answer["report"])],
             )
             database.execute("delete from answers where stream = ? and number <= ?", [stream.id, stream.batches - KEPT])
 
@@ -238,6 +238,10 @@ class Journal:
             "update streams set last = ?, batches = ?, images = ?, frozen = ?, guard = ?, state = ? where id = ?",
             [stream.last, stream.batches, stream.images, int(stream.frozen), guard, state, stream.id],
         )
+
+
+def _text(content: Json) -> str:
+    return json.dumps(content, allow_nan=False)
 
 
 def _audit(database: sqlite3.Connection, owner: str, stream: str, what: str) -> None:

@@ -7,6 +7,7 @@ touches the method waits in one queue, which has an end.
 from __future__ import annotations
 
 import logging
+import math
 import queue
 import secrets
 import threading
@@ -240,6 +241,7 @@ class Engine:
             self.method.frozen = what == "freeze"
         elif what == "rollback":
             self.guard.rollback()
+            self.guard.memory.counters["rollbacks"] -= 1  # asked for, so no alarm
         else:
             self.guard.reset()
             self.method.state.generator.manual_seed(stream.seed)
@@ -282,13 +284,14 @@ class Engine:
         report, probs, labels = prediction.report, prediction.probs.float().cpu(), prediction.labels.tolist()
         happened = stream.memory.counters - before
         suspicion = None if report.signal is None else report.signal.float().cpu()
-        abstain = [False] * len(labels) if suspicion is None else (suspicion > self.served.abstain).tolist()
+        unsure = ~torch.isfinite(probs).all(dim=1)
+        abstain = (unsure if suspicion is None else unsure | ~(suspicion <= self.served.abstain)).tolist()
         adapted = not stream.frozen and not any(happened[name] for name in UNLEARNT)
         shares = torch.bincount(torch.tensor(labels), minlength=probs.shape[1]).double() / len(labels)
         told = {
             "stream": stream.name, "number": stream.batches, "time": stream.last, "images": len(labels),
             "adapted": adapted, "seconds": seconds,
-            "reliability": None if report.reliability is None else report.reliability.tolist(),
+            "reliability": _listed(report.reliability),
             "dropped": _dropped(report.dropped),
             "views": ["original", *(" → ".join(names) for names in report.pipelines)],
             "suspicion": None if suspicion is None else _histogram(suspicion),
@@ -298,9 +301,9 @@ class Engine:
         }  # fmt: skip
         return {
             "stream": stream.name, "number": stream.batches, "labels": labels,
-            "classes": [self.served.classes[label] for label in labels], "probabilities": probs.tolist(),
-            "suspicion": None if suspicion is None else suspicion.tolist(), "abstain": abstain,
-            "weights": report.weights.float().cpu().tolist(), "adapted": adapted, "model": self.served.version,
+            "classes": [self.served.classes[label] for label in labels], "probabilities": _listed(probs),
+            "suspicion": _listed(suspicion), "abstain": abstain,
+            "weights": _listed(report.weights), "adapted": adapted, "model": self.served.version,
             "report": told,
         }  # fmt: skip
 
@@ -309,6 +312,20 @@ def adapted_bytes(method: Method) -> int:
     """What a stream of this method takes once it has learnt: its state, and the optimiser's two numbers for each."""
     learning = sum(p.numel() * p.element_size() for p in method.classifier.model.parameters() if p.requires_grad)
     return method.state_bytes + 2 * learning
+
+
+def _listed(tensor: Tensor | None) -> Any:
+    """As JSON has it, which knows no NaN: null in its place."""
+    if tensor is None:
+        return None
+    values, finite = tensor.float().cpu(), bool(torch.isfinite(tensor).all())
+    return values.tolist() if finite else _without_nan(values.tolist())
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_without_nan(item) for item in value]
+    return value if math.isfinite(value) else None
 
 
 def _dropped(view: Tensor | None) -> int | None:

@@ -1,0 +1,142 @@
+"""The service on a Ray cluster: several engines, every stream pinned to one of them, behind one address.
+
+A shard is the whole service of one process, in a folder of its own. The front looks at a request's owner and stream and
+hands it to the shard that hashing them gives; it decodes nothing and keeps nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import re
+import secrets
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from .limits import Refused
+from .server import Service
+from .tokens import Tokens
+
+STREAM = re.compile(r"/v1/streams/([^/]+)")
+Whole = tuple[str, str, list[tuple[bytes, bytes]], bytes]  # verb, address, headers, body: a request that travels
+Answer = tuple[int, list[tuple[bytes, bytes]], bytes]
+DROPPED = {b"content-length", b"transfer-encoding", b"connection"}  # what the next hop says for itself
+
+
+def shard_of(owner: str, stream: str, shards: int) -> int:
+    """The same on every machine and in every version: a stream's state lies where it was put."""
+    digest = hashlib.blake2b(f"{owner}/{stream}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") % shards
+
+
+class Shard:
+    """One engine and its application."""
+
+    def __init__(self, service: Service, tokens: Tokens) -> None:
+        import httpx
+
+        from .app import create_app
+
+        app = create_app(service.engine(), tokens)
+        self.client = httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://shard", timeout=None)
+
+    async def handle(self, request: Whole) -> Answer:
+        verb, address, headers, body = request
+        answer = await self.client.request(verb, address, headers=headers, content=body)
+        kept = [(name, value) for name, value in answer.headers.raw if name.lower() not in DROPPED]
+        return answer.status_code, kept, answer.content
+
+
+class Front:
+    """Every request to the shard of its stream; lists from all of them, put together."""
+
+    def __init__(self, tokens: Tokens, limit: int, *shards: Any) -> None:
+        self.tokens, self.limit, self.shards = tokens, limit, shards
+
+    async def __call__(self, request: Request) -> Response:
+        try:
+            return await self._routed(request)
+        except Refused as error:
+            return JSONResponse({"error": error.message}, error.status)
+
+    async def _routed(self, request: Request) -> Response:
+        address = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+        body = await self._body(request)
+        found = STREAM.match(request.url.path)
+        if request.url.path.endswith("/reports"):
+            raise Refused(404, "a cluster has no feed of reports; ask GET /v1/streams/NAME/batches now and then")
+        if found is not None or (request.method, request.url.path) == ("POST", "/v1/streams"):
+            owner = self.tokens.owner(request.headers.get("authorization"))
+            if found is None and not body.strip():  # a name is made up here, since the shard follows from it
+                body = json.dumps({"name": f"stream-{secrets.token_hex(6)}"}).encode()
+            name = found[1] if found is not None else _name(body)
+            return _said(await self._ask(shard_of(owner, name, len(self.shards)), request, address, body))
+        if request.method == "GET" and request.url.path in MERGED:
+            answers = [await self._ask(shard, request, address, body) for shard in range(len(self.shards))]
+            return _merged(answers, MERGED[request.url.path])
+        return _said(await self._ask(0, request, address, body))
+
+    async def _ask(self, shard: int, request: Request, address: str, body: bytes) -> Answer:
+        headers = [(name, value) for name, value in request.headers.raw if name not in DROPPED]
+        if body and "content-type" not in request.headers:
+            headers.append((b"content-type", b"application/json"))
+        answer: Answer = await self.shards[shard].handle.remote((request.method, address, headers, body))
+        return answer
+
+    async def _body(self, request: Request) -> bytes:
+        parts, size = [], 0
+        async for part in request.stream():
+            size += len(part)
+            if size > self.limit:
+                raise Refused(413, f"the request is longer than {self.limit} bytes; send smaller batches")
+            parts.append(part)
+        return b"".join(parts)
+
+
+MERGED = {"/v1/streams": ("streams", "name", False), "/v1/audit": ("events", "time", True)}
+
+
+def _name(body: bytes) -> str:
+    """The name a new stream is to have; where there is none, any shard will do, and say what is wrong."""
+    try:
+        content = json.loads(body)
+    except ValueError:
+        return ""
+    return str(content.get("name", "")) if isinstance(content, dict) else ""
+
+
+def _said(answer: Answer) -> Response:
+    status, headers, body = answer
+    response = Response(body, status)
+    response.raw_headers = [*headers, (b"content-length", str(len(body)).encode())]
+    return response
+
+
+def _merged(answers: list[Answer], how: tuple[str, str, bool]) -> Response:
+    field, key, newest_first = how
+    for answer in answers:
+        if answer[0] != 200:
+            return _said(answer)
+    rows = [row for answer in answers for row in json.loads(answer[2])[field]]
+    status, headers, _ = answers[0]
+    body = json.dumps({field: sorted(rows, key=lambda row: row[key], reverse=newest_first)}).encode()
+    return _said((status, headers, body))
+
+
+def deployment(service: Service, tokens: Tokens, shards: int) -> Any:
+    """A Ray Serve application: `ray.serve.run(deployment(service, tokens, 4))`."""
+    from ray import serve
+
+    if shards < 1:
+        raise ValueError(f"shards is {shards}; expected at least 1")
+    bound = [
+        serve.deployment(name=f"shard-{number}", num_replicas=1, max_ongoing_requests=256)(Shard).bind(
+            dataclasses.replace(service, folder=service.folder / f"shard-{number}-of-{shards}"), tokens
+        )
+        for number in range(shards)
+    ]
+    front = serve.deployment(name="front", num_replicas=1, max_ongoing_requests=1024)(Front)
+    return front.bind(tokens, service.limits.body_bytes, *bound)
