@@ -77,3 +77,12 @@ def test_the_performance_page_is_built_from_its_rows_and_the_cpu_holds_its_ratio
     startup = {row["what"]: row["ms"] for row in measured if row["section"] == "startup"}
     assert startup["import torch, safer_tta.adapt"] - startup["import torch"] < 300
     assert startup["safer --help"] < 1000
+
+
+def test_the_service_costs_at_most_a_quarter_more_than_the_library():
+    rows = [json.loads(line) for line in (ROOT / "docs/results/serve-cpu.jsonl").read_text().splitlines()]
+    assert benchmark("serve").page(rows) in (ROOT / "docs" / "performance.md").read_text()
+    latency = {row["what"]: row for row in rows if row["section"] == "latency"}
+    assert latency["service"]["batch"] == 64
+    assert latency["service"]["ratio"] <= 1.25
+    assert max(row["streams"] for row in rows if row["section"] == "throughput") >= 64
