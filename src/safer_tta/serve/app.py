@@ -42,7 +42,7 @@ HEADERS = {
     "cross-origin-resource-policy": "same-origin",
     "cache-control": "no-store",
 }
-DASHBOARD = {"dashboard.js": "text/javascript", "dashboard.css": "text/css"}
+DASHBOARD = dict.fromkeys(("dashboard.js", "charts.js", "words.js"), "text/javascript") | {"dashboard.css": "text/css"}
 ERROR: dict[str, Any] = {"content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}}
 REFUSALS: dict[int | str, dict[str, Any]] = {
     code: {"description": words, **ERROR}
