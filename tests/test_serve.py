@@ -7,6 +7,8 @@ import json
 import random
 import socket
 import sqlite3
+import subprocess
+import sys
 import threading
 import time
 
@@ -168,6 +170,22 @@ def test_the_feed_tells_of_every_batch(asking):
     while thread.is_alive() and time.monotonic() < deadline:
         asking.send("feed", pictures(1, 2)[0])
     assert heard == list(range(heard[0], heard[0] + 3))
+
+
+def test_the_command_sends_a_folder_once(server, asking, tmp_path):
+    for number in range(5):
+        path = tmp_path / ("disc" if number % 2 else "ring") / f"{number}.png"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(image_file(SIDE + number))
+    settings = ["--stream", "folder", "--url", server.url, "--batch", "2", "--labelled", "--json"]
+    command = [sys.executable, "-m", "safer_tta.cli", "send", str(tmp_path), *settings]
+    for _ in range(2):  # the second time everything has been answered before
+        told = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+        assert (told["images"], told["batches"]) == (5, 3)
+        assert asking.stream("folder")["batches"] == 3
+        assert asking.stream("folder")["accuracy"] == pytest.approx(told["accuracy"])
+    wrong = subprocess.run([*command[:4], str(tmp_path / "none"), *settings], capture_output=True, text=True)
+    assert (wrong.returncode, "expected" in wrong.stderr) == (2, True)
 
 
 # --- isolation --------------------------------------------------------------------------------------------------------
