@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import random
@@ -19,6 +20,7 @@ from PIL import Image
 
 from safer_tta import tensorfile
 from safer_tta.client import Client, ServiceError
+from safer_tta.serve.images import from_array, from_files
 from safer_tta.serve.journal import JournalError
 from safer_tta.serve.limits import Limits, RateLimit, Refused
 from safer_tta.serve.server import Service, check_address
@@ -108,8 +110,12 @@ def test_files_and_arrays_of_the_same_pixels_get_the_same_answer(asking, model):
     asking.create("twin")
     given = asking.send("twin", np.stack([image] * 2))["probabilities"]
     assert given == Replay(model, "twin")(np.stack([image.transpose(2, 0, 1)] * 2))
+    fresh = Replay(model, "other-twin")
     asking.create("other-twin")
-    assert len(asking.send("other-twin", [image_file()] * 2)["labels"]) == 2
+    files = asking.send("other-twin", [image_file()] * 2)["probabilities"]
+    assert files == fresh(np.stack([image.transpose(2, 0, 1)] * 2))
+    assert np.array_equal(from_files([image_file()], SIDE, Limits())[0], image.transpose(2, 0, 1))
+    assert np.array_equal(from_array(array_file(image[None]), SIDE, Limits())[0], image.transpose(2, 0, 1))
 
 
 def test_the_library_answers_the_same(asking, model):
@@ -376,6 +382,65 @@ def test_a_folder_of_another_model_or_damaged_is_refused(model, tmp_path):
         engine(model, tmp_path / "b")
 
 
+def test_a_folder_belongs_to_one_service(model, tmp_path):
+    """Two would write over each other's streams."""
+    running = engine(model, tmp_path)
+    with pytest.raises(JournalError, match="in use by another"):
+        engine(model, tmp_path)
+    running.stop()
+    engine(model, tmp_path).stop()
+
+
+def test_a_stop_under_load_answers_everybody(model, tmp_path):
+    """What waits is told to come back, the feed ends, the process leaves without a complaint."""
+    with serving(model, tmp_path / "served", "--rate", "100000") as server:
+        with client(server) as asking:
+            asking.create("load")
+        ended, statuses = threading.Event(), []
+
+        def follow() -> None:
+            with Client(server.url, retries=0) as other:
+                for _ in other.follow("load"):
+                    pass
+            ended.set()
+
+        def send() -> None:
+            content = array_file(np.zeros((64, SIDE, SIDE, 3), np.uint8))
+            statuses.append(
+                httpx.post(server.url + "/v1/streams/load/batches", content=content, headers=NPY, timeout=60)
+            )
+
+        threads = [threading.Thread(target=work, daemon=True) for work in [follow, *[send] * 12]]
+        for thread in threads:
+            thread.start()
+        time.sleep(1.0)
+        begun = time.monotonic()
+        assert server.stop() == 0
+        assert time.monotonic() - begun < 9  # uvicorn's patience is 10 s
+        for thread in threads:
+            thread.join(30)
+        assert ended.is_set()
+        assert {answer.status_code for answer in statuses} <= {200, 503}
+        assert len(statuses) == 12
+        assert "Traceback" not in server.log.read_text()
+
+
+def test_a_damaged_stream_can_be_deleted(model, tmp_path):
+    running = engine(model, tmp_path)
+    running.create("local", "bad").result()
+    running.stop()
+    with sqlite3.connect(tmp_path / "streams.sqlite") as database:
+        database.execute("update streams set state = ?, guard = '{'", [b"12345678 nonsense"])
+    running = engine(model, tmp_path)
+    try:
+        assert [stream["name"] for stream in running.journal.described("local")] == ["bad"]
+        running.delete("local/bad").result()
+        running.create("local", "bad").result()
+        assert running.batch("local/bad", pictures(1, 2)[0], None, "x").result()[0]["number"] == 1
+    finally:
+        running.stop()
+
+
 def test_a_damaged_state_is_an_error_of_that_stream_alone(model, tmp_path):
     running = engine(model, tmp_path)
     running.create("local", "bad").result()
@@ -397,7 +462,7 @@ def test_a_damaged_state_is_an_error_of_that_stream_alone(model, tmp_path):
 
 
 def test_a_full_queue_says_when_to_come_back(model, tmp_path):
-    running = engine(model, tmp_path, limits=Limits(queue=2, stream_queue=2))
+    running = engine(model, tmp_path, limits=Limits(queue=3, stream_queue=2, owner_queue=3))
     hold = threading.Event()
     try:
         running.submit("local/x", hold.wait)
@@ -406,8 +471,11 @@ def test_a_full_queue_says_when_to_come_back(model, tmp_path):
         with pytest.raises(Refused) as one:
             running.submit("local/x", hold.wait)
         running.submit("local/y", hold.wait)
-        with pytest.raises(Refused) as whole:
+        with pytest.raises(Refused, match="of this owner"):
             running.submit("local/z", hold.wait)
+        running.submit("other/z", hold.wait)
+        with pytest.raises(Refused, match="as much to do") as whole:
+            running.submit("third/z", hold.wait)
         assert (one.value.status, whole.value.status) == (429, 429)
         assert one.value.retry_after >= 1
     finally:
@@ -436,12 +504,12 @@ def test_behind_it_answers_without_learning(model, tmp_path):
 def test_states_too_large_for_the_memory_are_not_served(model, tmp_path):
     with pytest.raises(ValueError, match="adapts less"):
         engine(model, tmp_path, method="pl", limits=Limits(memory_bytes=10_000))
-    running = engine(model, tmp_path / "b", limits=Limits(disk_bytes=50_000))
+    running = engine(model, tmp_path / "b", limits=Limits(disk_bytes=200_000))
     try:
-        running.create("local", "a").result()
-        running.create("local", "b").result()
+        made = (running.create("local", f"s{number}").result() for number in range(50))
         with pytest.raises(Refused, match="no room"):
-            running.create("local", "c").result()
+            list(made)
+        assert 2 < len(running.journal.described("local")) < 49
     finally:
         running.stop()
 
@@ -483,7 +551,9 @@ def test_tokens_and_owners(model, tmp_path):
 
 
 def test_tokens_that_are_none():
-    for content in ("", "[]", "{}", '{"a/b": "0123456789abcdef"}', '{"a": "short"}'):
+    same = '{"a": "0123456789abcdef", "b": "0123456789abcdef"}'
+    blank = '{"a": "                    "}'
+    for content in ("", "[]", "{}", '{"a/b": "0123456789abcdef"}', '{"a": "short"}', same, blank):
         with pytest.raises(ValueError, match="expected"):
             Tokens.read(_file(content))
 
@@ -495,6 +565,45 @@ def _file(content):
     path = Path(tempfile.mkstemp()[1])
     path.write_text(content)
     return path
+
+
+def test_a_page_of_another_site_is_refused(server):
+    """Neither by a request a browser sends for it, nor under a name that leads here."""
+    for headers in (
+        {"Origin": "https://evil.example"},
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Site": "same-site"},
+        {"Host": "evil.example"},
+        {"Host": f"evil.example:{server.port}", "Origin": "http://evil.example"},
+    ):
+        for verb in ("get", "post"):
+            assert httpx.request(verb, server.url + "/v1/streams", headers=headers).status_code == 403, headers
+    own = {"Origin": server.url, "Sec-Fetch-Site": "same-origin"}
+    assert httpx.get(server.url + "/v1/streams", headers=own).status_code == 200
+
+
+def test_no_token_no_reading(model, tmp_path):
+    """Who has no token is told so before his body or his headers fill the memory."""
+    (tmp_path / "tokens.json").write_text(json.dumps({"anna": "a" * 20}))
+    with serving(model, tmp_path / "served", "--tokens", str(tmp_path / "tokens.json")) as server:
+        for content in (b"{", b"x" * 10_000_000):
+            answer = httpx.post(server.url + "/v1/streams", content=content)
+            assert answer.status_code == 401
+        line = socket.create_connection(("127.0.0.1", server.port))
+        line.settimeout(20)
+        with contextlib.suppress(OSError):
+            line.sendall(b"GET / HTTP/1.1\r\n")
+            for number in range(20_000):
+                line.sendall(f"X-{number}: {'x' * 100}\r\n".encode())
+        with contextlib.suppress(OSError):
+            assert line.recv(100).startswith(b"HTTP/1.1 4") or line.recv(1) == b""
+        line.close()
+        assert httpx.get(server.url + "/healthz").status_code == 200
+
+
+def test_pixels_are_counted_over_the_whole_batch():
+    with pytest.raises(Refused, match="the batch has 8192 pixels"):
+        from_files([image_file()] * 2, SIDE, Limits(batch_pixels=8000))
 
 
 def test_only_loopback_goes_without_tokens():
@@ -532,11 +641,10 @@ def bomb() -> bytes:
     return file.getvalue()
 
 
-def claiming(shape: tuple, dtype: str = "|u1", size: int = 100) -> bytes:
+def claiming(shape: object, size: int = 100) -> bytes:
     """An array file whose header says more than it holds."""
-    file = io.BytesIO()
-    np.lib.format.write_array_header_1_0(file, {"descr": dtype, "fortran_order": False, "shape": shape})
-    return file.getvalue() + b"\0" * size
+    header = f"{{'descr': '|u1', 'fortran_order': False, 'shape': {shape!r}, }}\n".encode()
+    return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + b"\0" * size
 
 
 def pickled() -> bytes:
@@ -595,6 +703,8 @@ MALFORMED = {
     "npy: not square": ("post", BATCHES, npy(array_file(np.zeros((2, SIDE, 32, 3), np.uint8)))),
     "npy: too many": ("post", BATCHES, npy(claiming((100_000, SIDE, SIDE, 3)))),
     "npy: more than memory": ("post", BATCHES, npy(claiming((2**40, SIDE, SIDE, 3)))),
+    "npy: a side of 8000 digits": ("post", BATCHES, npy(claiming((int("9" * 4000), SIDE, SIDE, 3)))),
+    "npy: a truth for a side": ("post", BATCHES, npy(claiming((True, SIDE, SIDE, 3)))),
     "npy: negative": ("post", BATCHES, npy(claiming((-1, SIDE, SIDE, 3)))),
     "npy: sides that overflow": ("post", BATCHES, npy(claiming((1, 2**33, 2**33, 3)))),
     "npy: header that is code": ("post", BATCHES, npy(b"\x93NUMPY\x01\x00\x20\x00__import__('os').getcwd()       \n")),
@@ -688,18 +798,20 @@ def test_there_are_many_of_them():
     assert len(MALFORMED) >= 60
 
 
-def test_a_body_without_an_end_is_cut_off(server):
+def test_a_body_without_an_end_is_cut_off(bad_stream):
     """It says nothing of its length, so it is counted as it comes."""
 
     def endless():
         for _ in range(200):
             yield b"\0" * 2**20
 
-    try:
-        answer = httpx.post(server.url + "/v1/streams/x/batches", content=endless(), headers=NPY, timeout=60)
-    except httpx.WriteError:
-        return  # the connection was closed while we were still talking: also an answer
-    assert answer.status_code in (404, 413)
+    address = bad_stream.url + BATCHES
+    assert httpx.post(address, content=endless(), headers=NPY, timeout=60).status_code == 413
+    with socket.create_connection(("127.0.0.1", bad_stream.port)) as line:  # a length nobody would send
+        line.sendall(f"POST {BATCHES} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {2**40}\r\n\r\n".encode())
+        assert line.recv(100).startswith(b"HTTP/1.1 413")
+    labels = httpx.put(bad_stream.url + BATCHES + "/1/labels", content=b"[" + b"1," * 2**20, headers={})
+    assert labels.status_code == 413
 
 
 def test_half_a_request_holds_nobody_up(server, asking):
@@ -708,7 +820,8 @@ def test_half_a_request_holds_nobody_up(server, asking):
     lines = []
     for _ in range(50):
         line = socket.create_connection(("127.0.0.1", server.port))
-        line.sendall(b"POST /v1/streams/patient/batches HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\nhalf")
+        head = f"POST /v1/streams/patient/batches HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: {NPY['Content-Type']}"
+        line.sendall(f"{head}\r\nContent-Length: 1000000\r\n\r\nhalf".encode())
         lines.append(line)
     assert asking.send("patient", GOOD)["number"] == 1
     for line in lines:

@@ -8,50 +8,36 @@ import json
 import re
 import secrets
 from collections.abc import AsyncIterator, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 from importlib import resources
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
-from fastapi import Body, Depends, FastAPI, Header, Path, Query, Request
+from fastapi import Body, Depends, FastAPI, Header, Path, Query, Request, Security
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
+from fastapi.security import HTTPBearer
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.formparsers import MultiPartException, MultiPartParser
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.requests import ClientDisconnect
 
 from .. import __version__
 from . import images as pictures
+from .careful import Careful, said
 from .journal import KEPT, Json
-from .limits import RateLimit, Refused
+from .limits import Limits, Refused
 from .reference import reference
 from .sessions import Engine
 from .tokens import Tokens
 
+T = TypeVar("T")
 NAME = r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}$"
 KEY = re.compile(r"[\x21-\x7e]{1,128}")
 QUIET = 15.0  # seconds after which a feed says that it is still there
-HEADERS = {
-    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
-    "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
-    "x-content-type-options": "nosniff",
-    "x-frame-options": "DENY",
-    "referrer-policy": "no-referrer",
-    "cross-origin-resource-policy": "same-origin",
-    "cache-control": "no-store",
-}
 DASHBOARD = dict.fromkeys(("dashboard.js", "charts.js", "words.js"), "text/javascript") | {"dashboard.css": "text/css"}
-ERROR: dict[str, Any] = {"content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}}
-REFUSALS: dict[int | str, dict[str, Any]] = {
-    code: {"description": words, **ERROR}
-    for code, words in {
-        400: "not to be understood", 401: "no known token", 404: "not there", 409: "at odds with what is there",
-        413: "too large", 415: "of another type", 422: "not what was expected", 429: "too much at once",
-        503: "stopping", 507: "no room",
-    }.items()
-}  # fmt: skip
 
 
 class New(BaseModel):
@@ -68,7 +54,17 @@ class Error(BaseModel):
     error: str
 
 
-def create_app(engine: Engine, tokens: Tokens) -> FastAPI:
+REFUSALS: dict[int | str, dict[str, Any]] = {
+    code: {"description": words, "model": Error}
+    for code, words in {
+        400: "not to be understood", 401: "no known token", 403: "from another site", 404: "not there",
+        409: "at odds with what is there", 413: "too large", 415: "of another type", 422: "not what was expected",
+        429: "too much at once", 503: "stopping", 507: "no room",
+    }.items()
+}  # fmt: skip
+
+
+def create_app(engine: Engine, tokens: Tokens) -> Careful:
     """The application around an engine; it stops the engine when it ends."""
 
     @asynccontextmanager
@@ -77,25 +73,22 @@ def create_app(engine: Engine, tokens: Tokens) -> FastAPI:
         await run_in_threadpool(engine.stop)
 
     app = FastAPI(
-        title="safer-tta", version=__version__, docs_url=None, redoc_url=None, lifespan=life, responses=REFUSALS
-    )
-    app.state.engine = engine
-    app.add_middleware(Careful, limit=engine.limits.body_bytes)
+        title="safer-tta", version=__version__, docs_url=None, redoc_url=None, lifespan=life, responses=REFUSALS,
+        redirect_slashes=False,
+    )  # fmt: skip
     _errors(app)
     _open_to_all(app, engine)
-    owner = _owner(tokens, RateLimit(engine.limits.requests_per_s))
-    _streams(app, engine, owner)
-    _batches(app, engine, owner)
-    return app
+    _streams(app, engine)
+    _batches(app, engine)
+    return Careful(app, tokens, engine.limits)
 
 
-def _owner(tokens: Tokens, rate: RateLimit) -> Any:
-    def owner(authorization: Annotated[str | None, Header(include_in_schema=False)] = None) -> str:
-        found = tokens.owner(authorization)
-        rate.take(found)
-        return found
+async def _owner(request: Request, _: Annotated[Any, Security(HTTPBearer(auto_error=False))]) -> str:
+    """As the way in has found out, before anything of the request was read."""
+    return str(request.state.owner)
 
-    return Depends(owner)
+
+owner = Depends(_owner)
 
 
 StreamName = Annotated[str, Path(pattern=NAME)]
@@ -110,8 +103,8 @@ def _open_to_all(app: FastAPI, engine: Engine) -> None:
 
     @app.get("/readyz")
     async def readyz() -> dict[str, str]:
-        if not engine.running:
-            raise Refused(503, "the service is stopping", retry_after=5)
+        if not engine.ready:
+            raise Refused(503, "the service takes no batches", retry_after=5)
         return {"status": "ok"}
 
     @app.get("/metrics", include_in_schema=False)
@@ -133,7 +126,7 @@ def _open_to_all(app: FastAPI, engine: Engine) -> None:
         return HTMLResponse(reference(app.openapi()))
 
 
-def _streams(app: FastAPI, engine: Engine, owner: Any) -> None:
+def _streams(app: FastAPI, engine: Engine) -> None:
     def shown(who: str, name: str | None = None) -> list[Json]:
         found = engine.journal.described(who, name)
         for stream in found:
@@ -188,13 +181,18 @@ def _streams(app: FastAPI, engine: Engine, owner: Any) -> None:
     @app.get("/v1/streams/{name}/reports", response_class=StreamingResponse)
     async def reports(name: StreamName, request: Request, who: str = owner) -> StreamingResponse:
         await one(who, name)
-        return StreamingResponse(_feed(engine, f"{who}/{name}", request), media_type="text/event-stream")
+        loop, heard = asyncio.get_running_loop(), asyncio.Queue[Json | None](100)
+        stop = engine.listen(f"{who}/{name}", lambda report: loop.call_soon_threadsafe(_put, heard, report))
+        return StreamingResponse(_feed(heard, stop, request), media_type="text/event-stream")
 
-    app.state.one = one
 
+def _batches(app: FastAPI, engine: Engine) -> None:
+    decoding = Decoding(engine.served.side, engine.limits)
 
-def _batches(app: FastAPI, engine: Engine, owner: Any) -> None:
-    one = app.state.one
+    async def there(who: str, name: str) -> None:
+        if not await run_in_threadpool(engine.journal.exists, f"{who}/{name}"):
+            raise Refused(404, f"there is no stream {name!r}; POST /v1/streams creates one")
+
     body = {"requestBody": {"required": True, "content": _BATCH}}
 
     @app.post("/v1/streams/{name}/batches", openapi_extra=body)
@@ -207,9 +205,9 @@ def _batches(app: FastAPI, engine: Engine, owner: Any) -> None:
     ) -> Json:
         if idempotency_key is not None and not KEY.fullmatch(idempotency_key):
             raise Refused(422, "the Idempotency-Key is not 1 to 128 printable characters without spaces")
-        await one(who, name)
-        images = await _images(request, engine)
-        content = hashlib.blake2b(images.tobytes(), digest_size=16).hexdigest()
+        await there(who, name)
+        engine.check_room(f"{who}/{name}")
+        images, content = await _images(request, decoding)
         answer, before = await asyncio.wrap_future(engine.batch(f"{who}/{name}", images, idempotency_key, content))
         if before:
             response.headers["Idempotent-Replay"] = "true"
@@ -219,14 +217,14 @@ def _batches(app: FastAPI, engine: Engine, owner: Any) -> None:
     async def batches(
         name: StreamName, last: Annotated[int, Query(ge=1, le=KEPT)] = 100, who: str = owner
     ) -> dict[str, list[Json]]:
-        await one(who, name)
+        await there(who, name)
         return {"reports": await run_in_threadpool(engine.journal.reports, f"{who}/{name}", last)}
 
     @app.put("/v1/streams/{name}/batches/{number}/labels")
     async def label(
         name: StreamName, number: Annotated[int, Path(ge=1, le=2**53)], given: Labels, who: str = owner
     ) -> Json:
-        await one(who, name)
+        await there(who, name)
         if max(given.labels) >= len(engine.served.classes):
             raise Refused(422, f"label {max(given.labels)} is no class; expected 0 to {len(engine.served.classes) - 1}")
         found = await run_in_threadpool(engine.journal.label, f"{who}/{name}", number, given.labels)
@@ -249,16 +247,45 @@ _BATCH = {
 }
 
 
-async def _images(request: Request, engine: Engine) -> pictures.Pictures:
-    """The images of a batch, decoded beside the event loop."""
+class Decoding:
+    """Images are decoded on two threads of their own: who sends large ones waits for himself, not everybody."""
+
+    def __init__(self, side: int, limits: Limits) -> None:
+        self.side, self.limits, self.busy = side, limits, 0
+        self.threads = ThreadPoolExecutor(2, thread_name_prefix="decoding")
+
+    async def __call__(
+        self, decode: Callable[[T, int, Limits], pictures.Pictures], content: T
+    ) -> tuple[pictures.Pictures, str]:
+        """(images, a hash of them)."""
+        if self.busy >= self.limits.decoding:
+            raise Refused(429, "too many batches are being decoded; try again in 1 s", retry_after=1)
+        self.busy += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self.threads, self._decoded, decode, content)
+        finally:
+            self.busy -= 1
+
+    def _decoded(
+        self, decode: Callable[[T, int, Limits], pictures.Pictures], content: T
+    ) -> tuple[pictures.Pictures, str]:
+        images = decode(content, self.side, self.limits)
+        return images, hashlib.blake2b(images.tobytes(), digest_size=16).hexdigest()
+
+
+async def _images(request: Request, decoding: Decoding) -> tuple[pictures.Pictures, str]:
+    """The images of a batch, and a hash of them."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    side, limits = engine.served.side, engine.limits
     if kind == "application/x-npy":
-        return await run_in_threadpool(pictures.from_array, await request.body(), side, limits)
+        return await decoding(pictures.from_array, await request.body())
     if kind != "multipart/form-data":
         raise Refused(
             415, f"the body is {kind or 'of no type'}; expected multipart/form-data with images, or application/x-npy"
         )
+    return await decoding(pictures.from_files, await _files(request, decoding.limits))
+
+
+async def _files(request: Request, limits: Limits) -> list[bytes]:
     try:
         parser = MultiPartParser(
             request.headers, request.stream(), max_files=limits.images + 1, max_fields=8, max_part_size=2**16
@@ -272,31 +299,31 @@ async def _images(request: Request, engine: Engine) -> pictures.Pictures:
         parts = form.getlist("images")
         if any(isinstance(part, str) for part in parts):
             raise Refused(422, "a part named images is text; expected files, with a filename")
-        files = [await part.read() for part in parts if not isinstance(part, str)]
+        return [await part.read() for part in parts if not isinstance(part, str)]
     finally:
         await form.close()
-    return await run_in_threadpool(pictures.from_files, files, side, limits)
 
 
-async def _feed(engine: Engine, stream: str, request: Request) -> AsyncIterator[str]:
-    """Server-sent events. A reader that does not keep up loses the oldest, not the service its memory."""
-    loop, reports = asyncio.get_running_loop(), asyncio.Queue[Json](100)
+def _put(heard: asyncio.Queue[Json | None], report: Json | None) -> None:
+    """A reader that does not keep up loses the oldest, not the service its memory."""
+    if heard.full():
+        heard.get_nowait()
+    heard.put_nowait(report)
 
-    def put(report: Json) -> None:
-        if reports.full():
-            reports.get_nowait()
-        reports.put_nowait(report)
 
-    stop = engine.listen(stream, lambda report: loop.call_soon_threadsafe(put, report))
+async def _feed(heard: asyncio.Queue[Json | None], stop: Callable[[], None], request: Request) -> AsyncIterator[str]:
+    """Server-sent events, until there are no more or nobody reads them."""
     try:
         yield ": listening\n\n"
-        while engine.running and not await request.is_disconnected():
+        while not await request.is_disconnected():
             try:
-                report = await asyncio.wait_for(reports.get(), QUIET)
+                report = await asyncio.wait_for(heard.get(), QUIET)
             except TimeoutError:
                 yield ": still here\n\n"
-            else:
-                yield f"event: report\ndata: {json.dumps(report)}\n\n"
+                continue
+            if report is None:
+                return
+            yield f"event: report\ndata: {json.dumps(report)}\n\n"
     finally:
         stop()
 
@@ -307,19 +334,23 @@ async def _feed(engine: Engine, stream: str, request: Request) -> AsyncIterator[
 def _errors(app: FastAPI) -> None:
     @app.exception_handler(Refused)
     async def refused(_: Request, error: Refused) -> JSONResponse:
-        return _said(error.status, error.message, error.retry_after)
+        return said(error.status, error.message, error.retry_after)
 
     @app.exception_handler(HTTPException)
     async def http(_: Request, error: HTTPException) -> JSONResponse:
-        return _said(error.status_code, str(error.detail).lower())
+        return said(error.status_code, str(error.detail).lower())
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
-        return _said(422, "; ".join(map(_explained, error.errors()[:3])))
+        return said(422, "; ".join(map(_explained, error.errors()[:3])))
+
+    @app.exception_handler(ClientDisconnect)
+    async def gone(_: Request, error: ClientDisconnect) -> Response:
+        return Response(status_code=400)  # nobody will read it
 
     @app.exception_handler(Exception)
     async def broken(_: Request, error: Exception) -> JSONResponse:
-        return _said(500, "the service failed at this; its log says more. Nothing was changed")
+        return said(500, "the service failed at this; its log says more")
 
 
 def _explained(problem: Mapping[str, Any]) -> str:
@@ -327,38 +358,3 @@ def _explained(problem: Mapping[str, Any]) -> str:
     if problem["type"] == "string_pattern_mismatch":
         return f"{where} is no name; expected 1 to 64 letters, digits, '.', '_' or '-', the first of them no '.'"
     return f"{where}: {problem['msg']}"
-
-
-def _said(status: int, message: str, retry_after: float | None = None) -> JSONResponse:
-    headers = {} if retry_after is None else {"Retry-After": str(max(1, round(retry_after)))}
-    if status == 401:
-        headers["WWW-Authenticate"] = "Bearer"
-    return JSONResponse({"error": message}, status, headers)
-
-
-class Careful:
-    """Headers on every answer, and no body longer than allowed: counted as it arrives, whatever it says of itself."""
-
-    def __init__(self, app: ASGIApp, limit: int) -> None:
-        self.app, self.limit = app, limit
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-        arrived = 0
-
-        async def counted() -> Message:
-            nonlocal arrived
-            message = await receive()
-            arrived += len(message.get("body", b""))
-            if arrived > self.limit:
-                raise Refused(413, f"the request is longer than {self.limit} bytes; send smaller batches")
-            return message
-
-        async def dressed(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message["headers"] += [(name.encode(), value.encode()) for name, value in HEADERS.items()]
-            await send(message)
-
-        await self.app(scope, counted, dressed)

@@ -14,13 +14,15 @@ import secrets
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
+from .careful import said
 from .limits import Refused
 from .server import Service
 from .tokens import Tokens
 
 STREAM = re.compile(r"/v1/streams/([^/]+)")
+FEED = re.compile(r"/v1/streams/[^/]+/reports")
 Whole = tuple[str, str, list[tuple[bytes, bytes]], bytes]  # verb, address, headers, body: a request that travels
 Answer = tuple[int, list[tuple[bytes, bytes]], bytes]
 DROPPED = {b"content-length", b"transfer-encoding", b"connection"}  # what the next hop says for itself
@@ -60,19 +62,17 @@ class Front:
         try:
             return await self._routed(request)
         except Refused as error:
-            return JSONResponse({"error": error.message}, error.status)
+            return said(error.status, error.message, error.retry_after)
 
     async def _routed(self, request: Request) -> Response:
         address = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+        owner = self.tokens.owner(request.headers.get("authorization")) if address.startswith("/v1") else ""
         body = await self._body(request)
         found = STREAM.match(request.url.path)
-        if request.url.path.endswith("/reports"):
+        if FEED.fullmatch(request.url.path):
             raise Refused(404, "a cluster has no feed of reports; ask GET /v1/streams/NAME/batches now and then")
         if found is not None or (request.method, request.url.path) == ("POST", "/v1/streams"):
-            owner = self.tokens.owner(request.headers.get("authorization"))
-            if found is None and not body.strip():  # a name is made up here, since the shard follows from it
-                body = json.dumps({"name": f"stream-{secrets.token_hex(6)}"}).encode()
-            name = found[1] if found is not None else _name(body)
+            name, body = (found[1], body) if found is not None else _named(body)
             return _said(await self._ask(shard_of(owner, name, len(self.shards)), request, address, body))
         if request.method == "GET" and request.url.path in MERGED:
             answers = [await self._ask(shard, request, address, body) for shard in range(len(self.shards))]
@@ -99,13 +99,16 @@ class Front:
 MERGED = {"/v1/streams": ("streams", "name", False), "/v1/audit": ("events", "time", True)}
 
 
-def _name(body: bytes) -> str:
-    """The name a new stream is to have; where there is none, any shard will do, and say what is wrong."""
+def _named(body: bytes) -> tuple[str, bytes]:
+    """The name a new stream is to have, made up here if there is none, since the shard follows from it."""
     try:
-        content = json.loads(body)
+        content = json.loads(body) if body.strip() else {}
     except ValueError:
-        return ""
-    return str(content.get("name", "")) if isinstance(content, dict) else ""
+        return "", body  # any shard will do, and say what is wrong
+    if isinstance(content, dict) and content.get("name") is None:
+        content["name"] = f"stream-{secrets.token_hex(6)}"
+        body = json.dumps(content).encode()
+    return (str(content["name"]) if isinstance(content, dict) else ""), body
 
 
 def _said(answer: Answer) -> Response:

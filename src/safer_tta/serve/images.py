@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,25 +18,45 @@ Pictures = NDArray[np.uint8]  # (B,3,H,W)
 
 
 def from_files(files: Sequence[bytes], side: int, limits: Limits) -> Pictures:
-    """Image files, each resized to the model's side."""
+    """Image files, each resized to the model's side. All say how large they are before the first is decoded."""
     _check_count(len(files), limits)
-    return np.stack([_decoded(content, number, side, limits) for number, content in enumerate(files)])
+    pixels = sum(_pixels(content, number, limits) for number, content in enumerate(files))
+    if pixels > limits.batch_pixels:
+        raise Refused(
+            413, f"the batch has {pixels} pixels; expected at most {limits.batch_pixels}. Send several batches"
+        )
+    return np.stack([_decoded(content, number, side) for number, content in enumerate(files)])
 
 
-def _decoded(content: bytes, number: int, side: int, limits: Limits) -> Pictures:
+def _pixels(content: bytes, number: int, limits: Limits) -> int:
+    with _opened(content, number) as image:
+        pixels = int(image.width * image.height)
+        if pixels > limits.pixels:
+            raise Refused(
+                413, f"image {number} has {image.width}×{image.height} pixels; expected at most {limits.pixels}"
+            )
+        return pixels
+
+
+def _decoded(content: bytes, number: int, side: int) -> Pictures:
+    from PIL import Image
+
+    with _opened(content, number) as image:
+        picture = image.convert("RGB")
+        if picture.size != (side, side):
+            picture = picture.resize((side, side), Image.Resampling.BILINEAR)
+        return np.asarray(picture, dtype=np.uint8).transpose(2, 0, 1)
+
+
+@contextlib.contextmanager
+def _opened(content: bytes, number: int) -> Iterator[Any]:
+    """An image whose header was read; whatever goes wrong with it is the client's affair."""
     from PIL import Image
 
     try:
         with warnings.catch_warnings(), Image.open(io.BytesIO(content), formats=FORMATS) as image:
             warnings.simplefilter("ignore")
-            if image.width * image.height > limits.pixels:
-                raise Refused(
-                    413, f"image {number} has {image.width}×{image.height} pixels; expected at most {limits.pixels}"
-                )
-            picture = image.convert("RGB")
-            if picture.size != (side, side):
-                picture = picture.resize((side, side), Image.Resampling.BILINEAR)
-            return np.asarray(picture, dtype=np.uint8).transpose(2, 0, 1)
+            yield image
     except Refused:
         raise
     except Exception as error:  # Pillow's decoders raise whatever they stumble over
@@ -55,6 +76,8 @@ def from_array(content: bytes, side: int, limits: Limits) -> Pictures:
         raise Refused(
             422, "the body is no NumPy array file; expected what numpy.save writes of a uint8 array"
         ) from error
+    if not all(type(length) is int and 0 <= length < 2**31 for length in shape):
+        raise Refused(422, "the array's header names no shape that an array can have")
     if dtype != np.uint8 or len(shape) != 4:
         raise Refused(
             422, f"the array is {dtype} of shape {shape}; expected uint8 (B,{side},{side},3) or (B,3,{side},{side})"

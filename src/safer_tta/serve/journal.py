@@ -15,19 +15,20 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from .. import tensorfile
 from ..guards import Memory
 from ..methods.state import Snapshot
 
 KEPT = 256  # batches of a stream whose answers are kept
+AUDITED = 10_000  # events back to which an owner's are kept
 SCHEMA = """
 create table if not exists meta (name text primary key, value text not null);
 create table if not exists streams (
     id text primary key, owner text not null, name text not null, created real not null, last real not null,
-    batches integer not null, images integer not null, frozen integer not null, guard text not null,
-    state blob not null);
+    batches integer not null, images integer not null, labelled integer not null, right integer not null,
+    frozen integer not null, guard text not null, state blob not null);
 create table if not exists snapshots (id integer primary key, stream text not null, state blob not null);
 create index if not exists snapshots_of on snapshots (stream);
 create table if not exists answers (
@@ -67,7 +68,8 @@ class Stream:
     @property
     def nbytes(self) -> int:
         snapshots = [self.state, *(s for _, s in (*self.memory.healthy, *self.memory.pending))]
-        return sum(t.numel() * t.element_size() for s in snapshots for t in s.values())
+        tensors = [*self.memory.recent, *(tensor for snapshot in snapshots for tensor in snapshot.values())]
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 class Journal:
@@ -75,6 +77,7 @@ class Journal:
 
     def __init__(self, folder: Path, version: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
+        self._lock = _locked(folder)
         self.path = folder / "streams.sqlite"
         self._local = threading.local()
         try:
@@ -90,6 +93,11 @@ class Journal:
                 f"{folder} holds streams of another model or method (version {found[0]}, here {version}). Serve that "
                 "one, or give another folder"
             )
+
+    def close(self) -> None:
+        """Let another service have the folder."""
+        if self._lock is not None:
+            self._lock.close()
 
     @property
     def _database(self) -> sqlite3.Connection:
@@ -118,8 +126,8 @@ class Journal:
     def create(self, stream: Stream) -> None:
         with self._transaction() as database:
             database.execute(
-                "insert into streams values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                [stream.id, stream.owner, stream.name, stream.created, stream.last, 0, 0, 0, *_packed(stream)],
+                "insert into streams values (?, ?, ?, ?, ?, 0, 0, 0, 0, 0, ?, ?)",
+                [stream.id, stream.owner, stream.name, stream.created, stream.last, *_packed(stream)],
             )
             _audit(database, stream.owner, stream.name, "created")
 
@@ -127,7 +135,7 @@ class Journal:
         row = self._database.execute("select * from streams where id = ?", [identity]).fetchone()
         if row is None:
             return None
-        _, owner, name, created, last, batches, images, frozen, guard, blob = row
+        _, owner, name, created, last, batches, images, _, _, frozen, guard, blob = row
         kept = {
             number: tensorfile.loads(state, f"snapshot {number}")[0]
             for number, state in self._database.execute("select id, state from snapshots where stream = ?", [identity])
@@ -138,32 +146,39 @@ class Journal:
             owner, name, created, last, state, packed["seed"], memory, batches, images, bool(frozen), kept
         )  # fmt: skip
 
-    def delete(self, stream: Stream) -> None:
+    def exists(self, identity: str) -> bool:
+        return self._database.execute("select 1 from streams where id = ?", [identity]).fetchone() is not None
+
+    def delete(self, identity: str) -> None:
+        """Without a look at its state, which may be what is wrong with it."""
+        owner, _, name = identity.partition("/")
         with self._transaction() as database:
             for table, column in (("streams", "id"), ("snapshots", "stream"), ("answers", "stream")):
-                database.execute(f"delete from {table} where {column} = ?", [stream.id])
-            _audit(database, stream.owner, stream.name, "deleted")
+                database.execute(f"delete from {table} where {column} = ?", [identity])
+            _audit(database, owner, name, "deleted")
 
     def described(self, owner: str, name: str | None = None) -> list[Json]:
         """Streams of an owner as the API shows them, without their states."""
         rows = self._database.execute(
-            "select name, owner, created, last, batches, images, frozen, guard,"
-            " (select sum(right) from answers where stream = id and right is not null),"
-            " (select sum(json_extract(report, '$.images')) from answers where stream = id and right is not null)"
+            "select name, owner, created, last, batches, images, frozen, guard, right, labelled"
             " from streams where owner = ? and (? is null or name = ?) order by name",
             [owner, name, name],
         )
         return [
             {
                 "name": n, "owner": o, "created": created, "last": last, "batches": batches, "images": images,
-                "frozen": bool(frozen), "health": json.loads(guard)["counters"],
-                "accuracy": 100 * right / labelled if labelled else None, "labelled": labelled or 0,
+                "frozen": bool(frozen), "health": _counters(guard),
+                "accuracy": 100 * right / labelled if labelled else None, "labelled": labelled,
             }
             for n, o, created, last, batches, images, frozen, guard, right, labelled in rows
         ]  # fmt: skip
 
-    def count(self) -> int:
-        return int(self._database.execute("select count(*) from streams").fetchone()[0])
+    def nbytes(self) -> int:
+        """Of the file: states, snapshots, answers and all."""
+        pages, size = (
+            int(self._database.execute(f"pragma {name}").fetchone()[0]) for name in ("page_count", "page_size")
+        )
+        return pages * size
 
     # --- batches ------------------------------------------------------------------------------------------------
 
@@ -201,7 +216,7 @@ class Journal:
         """Score a batch; its report, what is wrong with the labels, or None where the batch is not kept."""
         with self._transaction() as database:
             row = database.execute(
-                "select answer, report from answers where stream = ? and number = ?", [identity, number]
+                "select answer, report, right from answers where stream = ? and number = ?", [identity, number]
             ).fetchone()
             if row is None:
                 return None
@@ -213,6 +228,11 @@ class Journal:
             database.execute(
                 "update answers set right = ?, report = ? where stream = ? and number = ?",
                 [right, json.dumps(report), identity, number],
+            )
+            again = row[2] is not None  # labels given a second time take the place of the first
+            database.execute(
+                "update streams set right = right + ?, labelled = labelled + ? where id = ?",
+                [right - (row[2] if again else 0), 0 if again else len(labels), identity],
             )
             return dict(report)
 
@@ -248,6 +268,33 @@ def _audit(database: sqlite3.Connection, owner: str, stream: str, what: str) -> 
     database.execute(
         "insert into audit (time, owner, stream, what) values (?, ?, ?, ?)", [time.time(), owner, stream, what]
     )
+    database.execute(
+        "delete from audit where owner = ? and id <= (select max(id) from audit where owner = ?) - ?",
+        [owner, owner, AUDITED],
+    )
+
+
+def _locked(folder: Path) -> IO[bytes] | None:
+    """The folder to oneself, until the process ends: two services on it would write over each other's streams."""
+    try:
+        import fcntl
+    except ImportError:  # not a Unix
+        return None
+    file = open(folder / "lock", "wb")  # noqa: SIM115 - it stays open as long as the service lives
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        raise JournalError(f"{folder} is in use by another service; stop that one, or give another folder") from None
+    return file
+
+
+def _counters(guard: str) -> Json:
+    """What a guard has counted; of a damaged row nothing, so that the other streams can still be listed."""
+    try:
+        return dict(json.loads(guard)["counters"])
+    except (ValueError, KeyError, TypeError):
+        return {}
 
 
 def _packed(stream: Stream) -> tuple[str, bytes]:

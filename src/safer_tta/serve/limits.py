@@ -20,21 +20,29 @@ class Refused(Exception):  # noqa: N818 - it is the client's error, not ours
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """images: of a batch. pixels: of an image, before it is decoded. body_bytes: of a request.
-    queue, stream_queue: batches that may wait, in all and of one stream; with more than `behind` of its own waiting a
-    stream is answered without learning. memory_bytes: adapted states kept in memory; the others are parked on disk.
-    disk_bytes: adapted states in all. requests_per_s: of one owner, twice as many at once.
+    """images: of a batch. pixels, batch_pixels: of an image and of a batch, before anything is decoded. body_bytes: of
+    a batch as it arrives; json_bytes: of any other request; upload_bytes: of all that are arriving at once.
+    queue, owner_queue, stream_queue: batches that may wait, in all, of one owner and of one stream; with more than
+    `behind` of its own waiting a stream is answered without learning. decoding: batches decoded or waiting for it.
+    memory_bytes: adapted states kept in memory; the others are parked on disk. disk_bytes: of the journal.
+    requests_per_s: of one owner, twice as many at once. feeds: of one owner.
     """
 
     images: int = 256
     pixels: int = 16_000_000
+    batch_pixels: int = 256_000_000
     body_bytes: int = 64 * MEGABYTE
+    json_bytes: int = 64 * 1024
+    upload_bytes: int = 512 * MEGABYTE
     queue: int = 256
+    owner_queue: int = 128
+    decoding: int = 16
     stream_queue: int = 16
     behind: int = 8
     memory_bytes: int = 1024 * MEGABYTE
     disk_bytes: int = 64 * 1024 * MEGABYTE
     requests_per_s: float = 200.0
+    feeds: int = 64
 
 
 class RateLimit:

@@ -54,6 +54,7 @@ class Service:
         settings = {
             "model": digest_file(self.model), "method": self.method, "options": dict(self.options),
             "predictor": self.predictor, "predictor_options": method.predictor.settings, "precision": self.precision,
+            "side": self.side,
         }  # fmt: skip
         served = Served(
             version=digest(settings),
@@ -102,6 +103,10 @@ def serve(
                 for number, handler in before.items():
                     signal.signal(number, handler)
 
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            engine.refuse()  # first, so that nobody waits for a batch that will not be taken up
+            await super().shutdown(sockets)
+
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             await super().startup(sockets)
             if self.started:
@@ -109,9 +114,10 @@ def serve(
 
     tokens = tokens or Tokens()
     check_address(host, tokens)
-    app = create_app(service.engine(), tokens)
+    engine = service.engine()
+    app = create_app(engine, tokens)
     config = uvicorn.Config(
         app, host=host, port=port, log_level="warning", server_header=False, timeout_graceful_shutdown=10,
-        timeout_keep_alive=30, limit_concurrency=2048,
+        timeout_keep_alive=30, limit_concurrency=2048, http="h11", h11_max_incomplete_event_size=2**16,
     )  # fmt: skip
     Server(config).run()

@@ -6,6 +6,7 @@ touches the method waits in one queue, which has an end.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import queue
@@ -40,6 +41,9 @@ ALARMS = {
     "non_finite_gradients": "gradient not finite",
 }  # fmt: skip
 UNLEARNT = ("skipped_updates", "non_finite_losses", "non_finite_gradients")
+
+
+Listener = Callable[[Json | None], object]
 
 
 @dataclass(frozen=True)
@@ -91,8 +95,10 @@ class Engine:
         self._resident = ""  # whose state is in the method
         self._jobs: queue.Queue[Job | None] = queue.Queue(limits.queue)
         self._waiting: Counter[str] = Counter()
+        self._owners: Counter[str] = Counter()
+        self._bytes: dict[str, int] = {}  # of each hot stream
         self._lock = threading.Lock()
-        self._listeners: dict[str, set[Callable[[Json], object]]] = {}
+        self._listeners: dict[str, set[Listener]] = {}
         self._pace = 0.1  # seconds a job takes, for those who are told to come back
         self.running = True
         self._thread = threading.Thread(target=self._run, name="safer-tta engine", daemon=True)
@@ -102,18 +108,28 @@ class Engine:
 
     def submit(self, stream: str, work: Callable[[], Any]) -> Future[Any]:
         """Put work for a stream into the queue, or refuse it."""
-        if not self.running:
-            raise Refused(503, "the service is stopping; try again later", retry_after=5)
         future: Future[Any] = Future()
         with self._lock:
-            if self._waiting[stream] >= self.limits.stream_queue:
-                raise self._full(f"{self._waiting[stream]} batches of this stream are waiting already")
-            try:
-                self._jobs.put_nowait(Job(stream, work, future))
-            except queue.Full:
-                raise self._full("the service has as much to do as it takes on") from None
+            self._check_room(stream)
+            self._jobs.put_nowait(Job(stream, work, future))
             self._waiting[stream] += 1
+            self._owners[stream.partition("/")[0]] += 1
         return future
+
+    def check_room(self, stream: str) -> None:
+        """Refuse early: before a body is read and decoded for nothing."""
+        with self._lock:
+            self._check_room(stream)
+
+    def _check_room(self, stream: str) -> None:
+        if not self.running:
+            raise _stopping()
+        if self._waiting[stream] >= self.limits.stream_queue:
+            raise self._full("too many batches of this stream are waiting already")
+        if self._owners[stream.partition("/")[0]] >= self.limits.owner_queue:
+            raise self._full("too many batches of this owner are waiting already")
+        if self._jobs.full():
+            raise self._full("the service has as much to do as it takes on")
 
     def batch(self, stream: str, images: Pictures, key: str | None, content: str) -> Future[tuple[Json, bool]]:
         """(answer, whether it had been given before); content: a hash of the images."""
@@ -132,29 +148,58 @@ class Engine:
     def hot(self, stream: str) -> bool:
         return stream in self._hot
 
-    def listen(self, stream: str, listener: Callable[[Json], object]) -> Callable[[], None]:
-        """Call with every report of a stream; what is returned ends it."""
+    @property
+    def ready(self) -> bool:
+        return self.running and self._thread.is_alive()
+
+    def listen(self, stream: str, listener: Listener) -> Callable[[], None]:
+        """Call with every report of a stream, and with None when there will be no more; what is returned ends it."""
+        owner = f"{stream.partition('/')[0]}/"
         with self._lock:
+            if (
+                sum(len(heard) for name, heard in self._listeners.items() if name.startswith(owner))
+                >= self.limits.feeds
+            ):
+                raise Refused(429, f"{self.limits.feeds} feeds are open already; close some", retry_after=5)
             self._listeners.setdefault(stream, set()).add(listener)
 
         def stop() -> None:
             with self._lock:
                 self._listeners.get(stream, set()).discard(listener)
+                if not self._listeners.get(stream):
+                    self._listeners.pop(stream, None)
 
         return stop
 
-    def stop(self) -> None:
-        """Finish what has begun, refuse the rest."""
-        self.running = False
-        while True:
+    def _tell(self, stream: str, report: Json | None) -> None:
+        with self._lock:
+            listeners = list(self._listeners.get(stream, ()))
+        for listener in listeners:
             try:
-                job = self._jobs.get_nowait()
-            except queue.Empty:
-                break
-            if job is not None:
-                job.future.set_exception(Refused(503, "the service is stopping; try again later", retry_after=5))
+                listener(report)
+            except Exception:  # whoever listened is gone; the batch is answered all the same
+                log.info("a listener is gone", exc_info=True)
+
+    def refuse(self) -> None:
+        """From now on take nothing on; what waits is sent away, feeds end. The batch in hand is finished."""
+        with self._lock:
+            self.running, left = False, []
+            with contextlib.suppress(queue.Empty):
+                while True:
+                    left.append(self._jobs.get_nowait())
+            streams = list(self._listeners)
+        for job in left:
+            if job is not None and job.future.set_running_or_notify_cancel():  # else whoever asked is gone
+                job.future.set_exception(_stopping())
+        for stream in streams:
+            self._tell(stream, None)
+
+    def stop(self) -> None:
+        """Refuse, finish, and let go of the folder."""
+        self.refuse()
         self._jobs.put(None)
         self._thread.join(timeout=60)
+        self.journal.close()
 
     def _full(self, why: str) -> Refused:
         wait = max(1.0, self._jobs.qsize() * self._pace)
@@ -170,9 +215,10 @@ class Engine:
                     self._carry_out(job)
             finally:
                 with self._lock:
-                    self._waiting[job.stream] -= 1
-                    if not self._waiting[job.stream]:
-                        del self._waiting[job.stream]
+                    for counts, name in ((self._waiting, job.stream), (self._owners, job.stream.partition("/")[0])):
+                        counts[name] -= 1
+                        if counts[name] <= 0:
+                            del counts[name]
                 self.metrics.queue.set(self._jobs.qsize())
 
     def _carry_out(self, job: Job) -> None:
@@ -183,8 +229,7 @@ class Engine:
             job.future.set_exception(error)
         except BaseException as error:
             # Half-changed tensors are thrown away; what is on disk is whole.
-            self._hot.pop(job.stream, None)
-            self._resident = ""
+            self._forget(job.stream)
             log.exception("work for a stream failed")
             job.future.set_exception(error)
         else:
@@ -207,18 +252,15 @@ class Engine:
         stream.images += len(images)
         answer = self._described(stream, prediction, before, seconds)
         self.journal.commit(stream, answer, key, content)
-        self._make_room()
+        self._make_room(stream)
         self.metrics.count(answer["report"])
-        with self._lock:
-            listeners = list(self._listeners.get(identity, ()))
-        for listener in listeners:
-            listener(answer["report"])
+        self._tell(identity, answer["report"])
         return answer, False
 
     def _create(self, owner: str, name: str) -> None:
-        if self.journal.described(owner, name):
+        if self.journal.exists(f"{owner}/{name}"):
             raise Refused(409, f"there is a stream {name!r} already; expected a new name")
-        if (self.journal.count() + 1) * self.state_bytes > self.limits.disk_bytes:
+        if self.journal.nbytes() + self.state_bytes > self.limits.disk_bytes:
             raise Refused(507, "no room for another stream; delete some that are no longer used")
         seed = secrets.randbits(62) if self.seed is None else generator(self.seed, "stream", owner, name).initial_seed()
         state = {**self._fresh, GENERATOR: torch.Generator().manual_seed(seed).get_state()}
@@ -226,13 +268,19 @@ class Engine:
         stream = Stream(owner, name, now, now, state, seed)
         self.journal.create(stream)
         self._hot[stream.id] = stream
-        self._make_room()
+        self._make_room(stream)
 
     def _delete(self, identity: str) -> None:
-        self.journal.delete(self._stream(identity))
+        if not self.journal.exists(identity):
+            raise Refused(404, "there is no such stream")
+        self.journal.delete(identity)
+        self._forget(identity)
+        self._tell(identity, None)
+
+    def _forget(self, identity: str) -> None:
         self._hot.pop(identity, None)
-        if self._resident == identity:
-            self._resident = ""
+        self._bytes.pop(identity, None)
+        self._resident = ""
 
     def _change(self, identity: str, what: str) -> None:
         stream = self._stream(identity)
@@ -273,10 +321,13 @@ class Engine:
         stream.state, stream.memory = self.method.state_dict(), self.guard.memory
         stream.frozen, stream.last = self.method.frozen, time.time()
 
-    def _make_room(self) -> None:
+    def _make_room(self, used: Stream) -> None:
         """Park the streams that have been idle longest; on disk they are already."""
-        while len(self._hot) > 1 and sum(s.nbytes for s in self._hot.values()) > self.limits.memory_bytes:
-            self._hot.popitem(last=False)
+        self._bytes[used.id] = used.nbytes
+        total = sum(self._bytes.values())
+        while len(self._hot) > 1 and total > self.limits.memory_bytes:
+            idle, _ = self._hot.popitem(last=False)
+            total -= self._bytes.pop(idle, 0)
         self.metrics.hot.set(len(self._hot))
 
     def _described(self, stream: Stream, prediction: Prediction, before: Counter[str], seconds: float) -> Json:
@@ -286,7 +337,8 @@ class Engine:
         suspicion = None if report.signal is None else report.signal.float().cpu()
         unsure = ~torch.isfinite(probs).all(dim=1)
         abstain = (unsure if suspicion is None else unsure | ~(suspicion <= self.served.abstain)).tolist()
-        adapted = not stream.frozen and not any(happened[name] for name in UNLEARNT)
+        learns = bool(self.method.state.adapted or self.method.state.memory)
+        adapted = learns and not stream.frozen and not any(happened[name] for name in UNLEARNT)
         shares = torch.bincount(torch.tensor(labels), minlength=probs.shape[1]).double() / len(labels)
         told = {
             "stream": stream.name, "number": stream.batches, "time": stream.last, "images": len(labels),
@@ -306,6 +358,10 @@ class Engine:
             "weights": _listed(report.weights), "adapted": adapted, "model": self.served.version,
             "report": told,
         }  # fmt: skip
+
+
+def _stopping() -> Refused:
+    return Refused(503, "the service is stopping; try again later", retry_after=5)
 
 
 def adapted_bytes(method: Method) -> int:

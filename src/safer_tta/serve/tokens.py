@@ -12,7 +12,7 @@ from .limits import Refused
 
 NOBODY_ASKED = "local"  # the owner of everything where no tokens are
 OWNER = re.compile(r"[A-Za-z0-9._-]{1,64}")
-SHORTEST = 16
+TOKEN = re.compile(r"[\x21-\x7e]{16,}")
 
 
 class Tokens:
@@ -22,8 +22,10 @@ class Tokens:
         for owner, token in (tokens or {}).items():
             if not OWNER.fullmatch(owner):
                 raise ValueError(f"owner {owner!r} is no name; expected 1 to 64 letters, digits, '.', '_' or '-'")
-            if not isinstance(token, str) or len(token) < SHORTEST:
-                raise ValueError(f"the token of {owner!r} is too short; expected at least {SHORTEST} characters")
+            if not isinstance(token, str) or not TOKEN.fullmatch(token):
+                raise ValueError(f"the token of {owner!r} is none; expected 16 or more printable characters, no spaces")
+        if len(set((tokens or {}).values())) < len(tokens or {}):
+            raise ValueError("two owners have the same token; expected one for each")
         self._hashes = {owner: _hash(token) for owner, token in (tokens or {}).items()}
 
     def __bool__(self) -> bool:
