@@ -20,6 +20,7 @@ from PIL import Image
 
 from safer_tta import tensorfile
 from safer_tta.client import Client, ServiceError
+from safer_tta.serve import shapes
 from safer_tta.serve.images import from_array, from_files
 from safer_tta.serve.journal import JournalError
 from safer_tta.serve.limits import Limits, RateLimit, Refused
@@ -91,6 +92,24 @@ def test_a_streams_life(asking):
     asking.delete("life")
     with pytest.raises(ServiceError, match="no stream 'life'"):
         asking.stream("life")
+
+
+def test_answers_have_the_shapes_of_the_api_page(asking):
+    made = shapes.Stream.model_validate(asking.create("shapes"), strict=True)
+    answer = shapes.Answer.model_validate(asking.send("shapes", pictures(1, 3)[0]), strict=True)
+    assert answer.stream == made.name == "shapes"
+    shapes.Report.model_validate(asking.label("shapes", 1, answer.labels), strict=True)
+    for report in asking.reports("shapes"):
+        shapes.Report.model_validate(report, strict=True)
+    for stream in [*asking.streams(), asking.freeze("shapes")]:
+        shapes.Stream.model_validate(stream, strict=True)
+    shapes.Model.model_validate(asking.model(), strict=True)
+    for event in asking.audit():
+        shapes.Event.model_validate(event, strict=True)
+    page = httpx.get(asking.url + "/openapi.json").json()
+    assert {"Answer", "Audit", "Error", "Model", "Report", "Stream"} <= page["components"]["schemas"].keys()
+    assert page["components"]["securitySchemes"]
+    assert httpx.get(asking.url + "/docs").text.count("<tr>") > 15
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP"])

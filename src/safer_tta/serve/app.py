@@ -26,6 +26,7 @@ from starlette.requests import ClientDisconnect
 
 from .. import __version__
 from . import images as pictures
+from . import shapes
 from .careful import Careful, said
 from .journal import KEPT, Json
 from .limits import Limits, Refused
@@ -50,18 +51,20 @@ class Labels(BaseModel):
     labels: list[Annotated[int, Field(ge=0, strict=True)]] = Field(min_length=1, max_length=4096)
 
 
-class Error(BaseModel):
-    error: str
-
-
 REFUSALS: dict[int | str, dict[str, Any]] = {
-    code: {"description": words, "model": Error}
+    code: {"description": words, "model": shapes.Error}
     for code, words in {
         400: "not to be understood", 401: "no known token", 403: "from another site", 404: "not there",
         409: "at odds with what is there", 413: "too large", 415: "of another type", 422: "not what was expected",
         429: "too much at once", 503: "stopping", 507: "no room",
     }.items()
 }  # fmt: skip
+
+
+def _as(shape: type[BaseModel], status: int = 200) -> dict[str, Any]:
+    """An address that answers in a shape, which is written on the API page and not checked with every answer."""
+    described: dict[int | str, dict[str, Any]] = {status: {"model": shape, "description": shape.__name__.lower()}}
+    return {"status_code": status, "response_class": JSONResponse, "response_model": None, "responses": described}
 
 
 def create_app(engine: Engine, tokens: Tokens) -> Careful:
@@ -139,19 +142,19 @@ def _streams(app: FastAPI, engine: Engine) -> None:
             raise Refused(404, f"there is no stream {name!r}; POST /v1/streams creates one")
         return found[0]
 
-    @app.post("/v1/streams", status_code=201)
-    async def create(new: Annotated[New | None, Body()] = None, who: str = owner) -> Json:
+    @app.post("/v1/streams", **_as(shapes.Stream, 201))
+    async def create(new: Annotated[New | None, Body()] = None, who: str = owner) -> Response:
         name = new.name if new is not None and new.name is not None else f"stream-{secrets.token_hex(6)}"
         await asyncio.wrap_future(engine.create(who, name))
-        return await one(who, name)
+        return JSONResponse(await one(who, name), 201)
 
-    @app.get("/v1/streams")
-    async def listed(who: str = owner) -> dict[str, list[Json]]:
-        return {"streams": await run_in_threadpool(shown, who)}
+    @app.get("/v1/streams", **_as(shapes.Streams))
+    async def listed(who: str = owner) -> Response:
+        return JSONResponse({"streams": await run_in_threadpool(shown, who)})
 
-    @app.get("/v1/streams/{name}")
-    async def stream(name: StreamName, who: str = owner) -> Json:
-        return await one(who, name)
+    @app.get("/v1/streams/{name}", **_as(shapes.Stream))
+    async def stream(name: StreamName, who: str = owner) -> Response:
+        return JSONResponse(await one(who, name))
 
     @app.delete("/v1/streams/{name}", status_code=204)
     async def delete(name: StreamName, who: str = owner) -> Response:
@@ -160,23 +163,24 @@ def _streams(app: FastAPI, engine: Engine) -> None:
         return Response(status_code=204)
 
     def changing(what: str) -> Callable[..., Any]:
-        async def change(name: StreamName, who: str = owner) -> Json:
+        async def change(name: StreamName, who: str = owner) -> Response:
             await one(who, name)
             await asyncio.wrap_future(engine.change(f"{who}/{name}", what))
-            return await one(who, name)
+            return JSONResponse(await one(who, name))
 
         return change
 
     for what in ("freeze", "unfreeze", "reset", "rollback"):
-        app.post(f"/v1/streams/{{name}}/{what}", name=what, operation_id=what)(changing(what))
+        app.post(f"/v1/streams/{{name}}/{what}", name=what, operation_id=what, **_as(shapes.Stream))(changing(what))
 
-    @app.get("/v1/model")
-    async def model(who: str = owner) -> Json:
-        return {**asdict(engine.served), "state_bytes": engine.state_bytes, "limits": asdict(engine.limits)}
+    @app.get("/v1/model", **_as(shapes.Model))
+    async def model(who: str = owner) -> Response:
+        told = {**asdict(engine.served), "state_bytes": engine.state_bytes, "limits": asdict(engine.limits)}
+        return JSONResponse(told)
 
-    @app.get("/v1/audit")
-    async def audit(who: str = owner) -> dict[str, list[Json]]:
-        return {"events": await run_in_threadpool(engine.journal.audit, who)}
+    @app.get("/v1/audit", **_as(shapes.Audit))
+    async def audit(who: str = owner) -> Response:
+        return JSONResponse({"events": await run_in_threadpool(engine.journal.audit, who)})
 
     @app.get("/v1/streams/{name}/reports", response_class=StreamingResponse)
     async def reports(name: StreamName, request: Request, who: str = owner) -> StreamingResponse:
@@ -195,35 +199,30 @@ def _batches(app: FastAPI, engine: Engine) -> None:
 
     body = {"requestBody": {"required": True, "content": _BATCH}}
 
-    @app.post("/v1/streams/{name}/batches", openapi_extra=body)
+    @app.post("/v1/streams/{name}/batches", openapi_extra=body, **_as(shapes.Answer))
     async def batch(
         name: StreamName,
         request: Request,
-        response: Response,
         idempotency_key: Annotated[str | None, Header(max_length=128)] = None,
         who: str = owner,
-    ) -> Json:
+    ) -> Response:
         if idempotency_key is not None and not KEY.fullmatch(idempotency_key):
             raise Refused(422, "the Idempotency-Key is not 1 to 128 printable characters without spaces")
         await there(who, name)
         engine.check_room(f"{who}/{name}")
         images, content = await _images(request, decoding)
         answer, before = await asyncio.wrap_future(engine.batch(f"{who}/{name}", images, idempotency_key, content))
-        if before:
-            response.headers["Idempotent-Replay"] = "true"
-        return answer
+        return JSONResponse(answer, headers={"Idempotent-Replay": "true"} if before else None)
 
-    @app.get("/v1/streams/{name}/batches")
-    async def batches(
-        name: StreamName, last: Annotated[int, Query(ge=1, le=KEPT)] = 100, who: str = owner
-    ) -> dict[str, list[Json]]:
+    @app.get("/v1/streams/{name}/batches", **_as(shapes.Reports))
+    async def batches(name: StreamName, last: Annotated[int, Query(ge=1, le=KEPT)] = 100, who: str = owner) -> Response:
         await there(who, name)
-        return {"reports": await run_in_threadpool(engine.journal.reports, f"{who}/{name}", last)}
+        return JSONResponse({"reports": await run_in_threadpool(engine.journal.reports, f"{who}/{name}", last)})
 
-    @app.put("/v1/streams/{name}/batches/{number}/labels")
+    @app.put("/v1/streams/{name}/batches/{number}/labels", **_as(shapes.Report))
     async def label(
         name: StreamName, number: Annotated[int, Path(ge=1, le=2**53)], given: Labels, who: str = owner
-    ) -> Json:
+    ) -> Response:
         await there(who, name)
         if max(given.labels) >= len(engine.served.classes):
             raise Refused(422, f"label {max(given.labels)} is no class; expected 0 to {len(engine.served.classes) - 1}")
@@ -232,7 +231,7 @@ def _batches(app: FastAPI, engine: Engine) -> None:
             raise Refused(404, f"batch {number} is not kept; expected one of the stream's last {KEPT}")
         if isinstance(found, str):
             raise Refused(422, f"{found}; expected one for each image")
-        return found
+        return JSONResponse(found)
 
 
 _BATCH = {
