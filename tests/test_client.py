@@ -373,6 +373,7 @@ def test_a_key_that_is_none(client: Client, key: str) -> None:
         (email.utils.formatdate(time.time() + 3600, usegmt=True), 30, 30.25),
         (email.utils.formatdate(time.time() - 3600, usegmt=True), 0, 0.25),
     ],
+    ids=["3 s", "0 s", "a day", "negative", "nan", "a word", "in an hour", "an hour ago"],  # the same in every process
 )
 def test_retry_after_is_honoured_within_bounds(
     service: Service, client: Client, waits: list[float], value: str, least: float, most: float
