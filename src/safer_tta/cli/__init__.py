@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,38 +12,34 @@ try:
 except ImportError:
     sys.exit("the command needs typer and rich: pip install 'safer-tta[bench]'")
 
-from .allocator import keep_freed_memory
-from .serve import command as service
+from ..allocator import keep_freed_memory
+from . import bench, service
+from .options import (
+    Architecture,
+    AsJson,
+    AttackSteps,
+    BatchSize,
+    Budget,
+    Data,
+    Device,
+    LearningRate,
+    Norm,
+    Out,
+    Seed,
+    Side,
+    Steps,
+    StepSize,
+    Store,
+    Target,
+    Weights,
+    result,
+)
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, help="Test-time adaptation that survives attacked inputs."
 )
 data_app = typer.Typer(no_args_is_help=True, help="Look at a dataset.")
 app.add_typer(data_app, name="data")
-
-Data = Annotated[
-    str, typer.Option(help="'synthetic', or the folder of PACS, VLCS, OfficeHome: root/domain/class/image.")
-]
-Target = Annotated[str, typer.Option(help="The domain to adapt to; a source model is trained on the others.")]
-Seed = Annotated[int, typer.Option(help="Decides everything random.")]
-Device = Annotated[str, typer.Option(help="cpu, cuda or mps.")]
-Side = Annotated[int, typer.Option(help="Pixels a side to which a folder's images are resized.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON, for machines.")]
-Budget = Annotated[str | None, typer.Option(help="Largest change, as a fraction (default: 8/255; l2 has none).")]
-StepSize = Annotated[str | None, typer.Option(help="Size of one step (default: 2/255; for l2 2.5 eps / steps).")]
-AttackSteps = Annotated[int, typer.Option("--steps", help="Number of attack steps.")]
-Norm = Annotated[str, typer.Option(help="linf or l2.")]
-Store = Annotated[Path, typer.Option(help="Folder for what is made once: attacked images and rows.")]
-Out = Annotated[
-    Path, typer.Option(help="Where to write the model (safetensors). A killed training goes on from there.")
-]
-Architecture = Annotated[str | None, typer.Option(help="small, resnet18, resnet50, timm:NAME … (default: by dataset).")]
-Weights = Annotated[
-    str | None, typer.Option(help="Pretrained weights to start from, a safetensors file; 'none' trains from scratch.")
-]
-Steps = Annotated[int | None, typer.Option(help="Training steps (default: the paper's 5000; less on synthetic).")]
-BatchSize = Annotated[int | None, typer.Option("--batch", help="Images per domain in a training step.")]
-LearningRate = Annotated[float | None, typer.Option("--lr", help="Learning rate of Adam.")]
 
 
 @app.command("train")
@@ -73,12 +67,12 @@ def train(
     as_json: AsJson = False,
 ) -> None:
     """Train a source model, a robust one, or the attacker's surrogate; a killed training goes on from its last look."""
-    from . import training
+    from .. import training
 
     if what not in ("source", "robust", "surrogate", "backbone"):
         raise typer.BadParameter(f"{what!r} is nothing to train; expected source, robust, surrogate or backbone")
     if what == "backbone":
-        from .training.backbone import make_backbone
+        from ..training.backbone import make_backbone
 
         with _progress("backbone") as tick:
             make_backbone(out, report=tick)
@@ -118,7 +112,7 @@ def attack(
     threat = _threat(eps, step, steps, norm)
     domain = _dataset(data, side, target, others=False).domain(target)
     model, attacked = _attacked(domain, surrogate, store, threat, seed, device)
-    _result(
+    result(
         {
             "images": len(domain),
             "surrogate_clean": _accuracy(model, domain.images, domain.labels),
@@ -153,8 +147,8 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Run one method on one stream; a run that was made before is looked up, one that was killed goes on."""
-    from .bench.run import Run, Setting, check_names, perform
-    from .data import StreamSpec
+    from ..bench.run import Run, Setting, check_names, perform
+    from ..data import StreamSpec
 
     spec = StreamSpec(order=order, attack_rate=attack_rate, batch=batch, limit=limit, seed=seed)
     wanted = Run(method=method, predictor=predictor, stream=spec)
@@ -169,92 +163,7 @@ def run(
     setting = Setting((domain,), attacked, threat, model, device)
     with _progress(f"{method} on {predictor}") as tick:
         row = perform(wanted, setting, store / "runs", tick=tick)
-    _result(row, as_json, ["accuracy", "accuracy_attacked", "accuracy_clean", "nll", "ece", "ms_per_step", "run"])
-
-
-@app.command("bench")
-def bench(
-    context: typer.Context,
-    what: Annotated[
-        str, typer.Argument(help="A plan's name or its TOML file; or `list`, `status PLAN`, `tasks FILE`.")
-    ],
-    of: Annotated[str | None, typer.Argument(help="The plan or file that `status` and `tasks` are asked of.")] = None,
-    data: Data = "synthetic",
-    seeds: Annotated[int, typer.Option(min=1, help="How many; results are means over them.")] = 3,
-    target: Annotated[list[str] | None, typer.Option(help="Only this domain; may be given again.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Tiny models and streams, to see everything work.")] = False,
-    images: Annotated[int | None, typer.Option(min=1, help="Images in a stream (default: all; synthetic 512).")] = None,
-    architecture: Architecture = None,
-    weights: Weights = None,
-    steps: Steps = None,
-    robust_steps: Annotated[
-        int | None, typer.Option(min=1, help="Of Robust ERM, whose every step costs four (default: as --steps).")
-    ] = None,
-    precision: Annotated[
-        str, typer.Option(help="Of attacks and runs: float32 or bfloat16. A GPU always trains in bfloat16.")
-    ] = "float32",
-    side: Side = 224,
-    store: Store = Path("bench"),
-    device: Device = "cpu",
-    engine: Annotated[str, typer.Option(help="local: processes of this machine; ray: a cluster.")] = "local",
-    workers: Annotated[int | None, typer.Option(min=1, help="Tasks at once (default: one per core or GPU).")] = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="Of each (default: the cores they share; ray: 1).")] = None,
-    address: Annotated[str | None, typer.Option(help="Of a running Ray cluster.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the runs and about how long they take.")] = False,
-    tasks: Annotated[
-        Path | None, typer.Option(help="Write the tasks to this file instead, for `safer bench tasks` elsewhere.")
-    ] = None,
-    sink: Annotated[list[str] | None, typer.Option(help="Send rows there too: tensorboard, mlflow.")] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Run a study of the paper, or your own plan: rows, tables, figures and a page. The same command goes on after a
-    stop, and only makes what is not there yet."""
-    from .bench.tasks import COUNT, QUICK_COUNT, Place, read_tasks, write_tasks
-
-    if what == "list":
-        return _list_plans(as_json)
-    if what in ("status", "tasks") and of is None:
-        raise typer.BadParameter(f"`safer bench {what}` needs a plan or file after it")
-    place = Place(store, data, side, QUICK_COUNT if quick else COUNT, weights=weights, device=device)
-    if weights == "none":
-        raise typer.BadParameter("a study starts from pretrained weights; expected a safetensors file")
-    options = {"workers": workers, "threads": threads, **({"address": address} if engine == "ray" else {})}
-    if what == "tasks":
-        return _carry_out(read_tasks(Path(str(of))), place, engine, options, sink or [], as_json)
-    from .bench.publish import publish
-    from .bench.study import estimate, prepare, states
-
-    command = shlex.join(["safer", *sys.argv[1:]])
-    name = str(of) if what == "status" else what
-    study = prepare(
-        name, place, seeds=seeds, targets=target or (), quick=quick, images=images, steps=steps,
-        robust_steps=robust_steps, architecture=architecture, precision=precision, command=command,
-    )  # fmt: skip
-    if tasks is not None:
-        write_tasks(tasks, study.tasks)
-        return _result({"tasks": len(study.tasks), "file": str(tasks)}, as_json)
-    counted = states(study, place)
-    if dry_run or what == "status":
-        shown: dict[str, Any] = {**counted, "runs": len(set(study.runs)), "tasks": len(study.tasks)}
-        if dry_run:
-            for task in study.tasks if not as_json else ():
-                typer.echo(f"{'done' if task.done(place) else 'open':5} {task.kind:10} {task.label}")
-            shown["seconds_on_one_worker"] = estimate(study, place)
-        return _result(shown, as_json)
-    try:
-        failed = _execute(study.tasks, place, engine, options, sink or [])
-    except KeyboardInterrupt:
-        publish(study, place, pictures=False)
-        raise
-    page, counted = publish(study, place, failed), states(study, place)
-    if as_json:
-        _result({"page": str(page), "failed": failed, **counted}, True)
-    else:
-        typer.echo((page.parent / "tables.md").read_text())
-        typer.echo(f"page: {page}")
-    if failed or counted["damaged"]:
-        raise typer.Exit(1)
-    return None
+    result(row, as_json, ["accuracy", "accuracy_attacked", "accuracy_clean", "nll", "ece", "ms_per_step", "run"])
 
 
 @app.command("demo")
@@ -265,12 +174,12 @@ def demo(
     as_json: AsJson = False,
 ) -> None:
     """Train, attack, adapt and show: what the project is for, in three minutes on the embedded data."""
-    from .demo import TABLE_RATES, run_demo
+    from ..demo import TABLE_RATES, run_demo
 
     folder.mkdir(parents=True, exist_ok=True)
     found = run_demo(folder, target=target, seed=seed)
     if as_json:
-        return _result({"rows": list(found.rows.values()), "page": str(found.page)}, True)
+        return result({"rows": list(found.rows.values()), "page": str(found.page)}, True)
     typer.echo(f"accuracy on {target}, %".ljust(28) + "".join(f"{rate:>4} % attacked" for rate in TABLE_RATES))
     for name, values in found.table():
         typer.echo(name.ljust(28) + "".join(f"{value:15.1f}" for value in values))
@@ -281,16 +190,16 @@ def demo(
 @app.command("methods")
 def list_methods(as_json: AsJson = False) -> None:
     """List the adaptation methods: what each updates, what it costs, how much state it keeps, whose it is."""
-    from .methods import METHODS, create, describe
-    from .models import zoo
-    from .predictors import Plain
+    from ..methods import METHODS, create, describe
+    from ..models import zoo
+    from ..predictors import Plain
 
     rows: dict[str, Any] = {}
     for name in sorted(METHODS):
         adapted = create(name, Plain(zoo.create("resnet18", num_classes=7), seed=0))
         rows[name] = {**describe(name), "state_bytes": adapted.state_bytes}
     if as_json:
-        return _result(rows, True)
+        return result(rows, True)
     typer.echo("state: what a ResNet-18 with 7 classes keeps before the first batch; optimisers and memories grow")
     for name, row in rows.items():
         typer.echo(f"{name:8} updates {row['updates']:9} {row['cost']:36} state {row['state_bytes'] / 1e6:7.2f} MB")
@@ -307,8 +216,8 @@ def data_check(
     as_json: AsJson = False,
 ) -> None:
     """Count images against the official numbers, name unreadable files, write a manifest to compare copies with."""
-    from .data.domains import check
-    from .data.store import write_json
+    from ..data.domains import check
+    from ..data.store import write_json
 
     with _progress("checking") as tick:
         found = check(path, tick)
@@ -316,7 +225,7 @@ def data_check(
     write_json(place, {"content": found["content"], "files": found["files"]})
     problems = found["differences"] + found["unreadable"]
     if as_json:
-        _result({key: value for key, value in found.items() if key != "files"}, True)
+        result({key: value for key, value in found.items() if key != "files"}, True)
     else:
         for domain, counts in found["counts"].items():
             typer.echo(
@@ -334,47 +243,9 @@ def data_check(
 # --- what the commands share ----------------------------------------------------------------------------------------
 
 
-def _list_plans(as_json: bool) -> None:
-    from .bench.plan import shipped
-
-    plans = shipped()
-    if as_json:
-        return _result({name: {"title": plan.title, "about": plan.about} for name, plan in plans.items()}, True)
-    for name, plan in plans.items():
-        typer.echo(f"{name:17} {plan.title}" + (f"\n{'':17} {plan.about}" if plan.about else ""))
-    return None
-
-
-def _carry_out(
-    tasks: list[Any], place: Any, engine: str, options: dict[str, Any], sinks: list[str], as_json: bool
-) -> None:
-    failed = _execute(tasks, place, engine, options, sinks)
-    _result({"done": sum(task.done(place) for task in tasks), "tasks": len(tasks), "failed": failed}, as_json)
-    if failed:
-        raise typer.Exit(1)
-
-
-def _execute(tasks: Any, place: Any, engine: str, options: dict[str, Any], sinks: list[str]) -> dict[str, str]:
-    """Carry tasks out with live progress; rows also to the sinks. {label: why} of what failed."""
-    from .bench.sinks import create
-    from .engines import Event, execute
-    from .engines.live import Live
-
-    targets = [create(name, place.store) for name in sinks]
-    with Live(tasks, place) as live:
-
-        def report(event: Event) -> None:
-            live(event)
-            if event.what == "finished" and event.task.kind == "run":
-                for send in targets:
-                    send(event.task.label, place.results.row(event.task.name))
-
-        return execute(engine, tasks, place, report, **options)
-
-
 def _dataset(data: str, side: int, target: str, *, others: bool) -> Any:
     """The dataset with its target decoded, and the other domains where they are needed too."""
-    from .data import open_dataset
+    from ..data import open_dataset
 
     with _progress("decoding images") as tick:
         dataset = open_dataset(data, side=side, progress=tick)
@@ -385,9 +256,9 @@ def _dataset(data: str, side: int, target: str, *, others: bool) -> Any:
 
 
 def _attacked(domain: Any, surrogate: Path, store: Path, threat: dict[str, Any], seed: int, device: str) -> Any:
-    from .data import ArrayStore
-    from .data.store import digest_file
-    from .training import attacked_copies, load
+    from ..data import ArrayStore
+    from ..data.store import digest_file
+    from ..training import attacked_copies, load
 
     model = load(surrogate).to(device)
     with _progress("attacked images") as tick:
@@ -398,13 +269,13 @@ def _attacked(domain: Any, surrogate: Path, store: Path, threat: dict[str, Any],
 
 
 def _accuracy(model: Any, images: Any, labels: Any) -> float:
-    from .training.trainer import accuracy
+    from ..training.trainer import accuracy
 
     return accuracy(model, images, labels)
 
 
 def _progress(label: str) -> Any:
-    from .progress import progress
+    from ..progress import progress
 
     return progress(label)
 
@@ -419,7 +290,7 @@ def _fraction(text: str) -> float:
 
 
 def _threat(eps: str | None, step: str | None, steps: int, norm: str) -> dict[str, Any]:
-    from .training import full_threat
+    from ..training import full_threat
 
     fractions = {name: _fraction(text) for name, text in (("eps", eps), ("step", step)) if text is not None}
     return full_threat(**fractions, steps=steps, norm=norm)
@@ -431,26 +302,16 @@ def _given(**values: Any) -> dict[str, Any]:
     return {name: None if (name, value) == ("weights", "none") else value for name, value in given.items()}
 
 
+app.command("bench")(bench.bench)
 app.command("serve")(service.serve)
 app.command("send")(service.send)
 
 
 def _print_model(path: Path, as_json: bool) -> None:
-    from .training.trainer import recipe_of
+    from ..training.trainer import recipe_of
 
     described = recipe_of(path)
-    _result({"model": str(path), "validation_accuracy": 100 * described["accuracy"]}, as_json)
-
-
-def _result(values: dict[str, Any], as_json: bool, shown: list[str] | None = None) -> None:
-    if as_json:
-        typer.echo(json.dumps(values, sort_keys=True))
-        return
-    for name in shown or values:
-        value = values[name]
-        typer.echo(
-            f"{name:20} {value:.2f}" if isinstance(value, float) else f"{name:20} {'–' if value is None else value}"
-        )
+    result({"model": str(path), "validation_accuracy": 100 * described["accuracy"]}, as_json)
 
 
 def main() -> None:
@@ -471,7 +332,3 @@ def main() -> None:
     if code == 130:  # Ctrl-C, as typer reports it
         typer.echo("stopped; the same command goes on from here", err=True)
     raise SystemExit(code or 0)
-
-
-if __name__ == "__main__":
-    main()

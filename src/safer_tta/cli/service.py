@@ -35,10 +35,10 @@ def serve(
 ) -> None:
     """Serve a classifier that adapts to every stream by itself: REST under /v1, a dashboard at /."""
     try:
-        from .limits import Limits
-        from .server import Service
-        from .server import serve as run
-        from .tokens import Tokens
+        from ..serve.limits import Limits
+        from ..serve.server import Service
+        from ..serve.server import serve as run
+        from ..serve.tokens import Tokens
     except ImportError as error:
         raise ImportError(
             f"the service needs more than is installed ({error}): pip install 'safer-tta[serve]'"

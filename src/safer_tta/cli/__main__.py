@@ -1,0 +1,5 @@
+"""`python -m safer_tta.cli`."""
+
+from . import main
+
+main()

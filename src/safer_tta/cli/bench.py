@@ -1,0 +1,134 @@
+"""The command `safer bench`."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from .options import Architecture, AsJson, Data, Device, Side, Steps, Store, Weights, result
+
+
+def bench(
+    context: typer.Context,
+    what: Annotated[
+        str, typer.Argument(help="A plan's name or its TOML file; or `list`, `status PLAN`, `tasks FILE`.")
+    ],
+    of: Annotated[str | None, typer.Argument(help="The plan or file that `status` and `tasks` are asked of.")] = None,
+    data: Data = "synthetic",
+    seeds: Annotated[int, typer.Option(min=1, help="How many; results are means over them.")] = 3,
+    target: Annotated[list[str] | None, typer.Option(help="Only this domain; may be given again.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Tiny models and streams, to see everything work.")] = False,
+    images: Annotated[int | None, typer.Option(min=1, help="Images in a stream (default: all; synthetic 512).")] = None,
+    architecture: Architecture = None,
+    weights: Weights = None,
+    steps: Steps = None,
+    robust_steps: Annotated[
+        int | None, typer.Option(min=1, help="Of Robust ERM, whose every step costs four (default: as --steps).")
+    ] = None,
+    precision: Annotated[
+        str, typer.Option(help="Of attacks and runs: float32 or bfloat16. A GPU always trains in bfloat16.")
+    ] = "float32",
+    side: Side = 224,
+    store: Store = Path("bench"),
+    device: Device = "cpu",
+    engine: Annotated[str, typer.Option(help="local: processes of this machine; ray: a cluster.")] = "local",
+    workers: Annotated[int | None, typer.Option(min=1, help="Tasks at once (default: one per core or GPU).")] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="Of each (default: the cores they share; ray: 1).")] = None,
+    address: Annotated[str | None, typer.Option(help="Of a running Ray cluster.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the runs and about how long they take.")] = False,
+    tasks: Annotated[
+        Path | None, typer.Option(help="Write the tasks to this file instead, for `safer bench tasks` elsewhere.")
+    ] = None,
+    sink: Annotated[list[str] | None, typer.Option(help="Send rows there too: tensorboard, mlflow.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run a study of the paper, or your own plan: rows, tables, figures and a page. The same command goes on after a
+    stop, and only makes what is not there yet."""
+    from ..bench.tasks import COUNT, QUICK_COUNT, Place, read_tasks, write_tasks
+
+    if what == "list":
+        return _list_plans(as_json)
+    if what in ("status", "tasks") and of is None:
+        raise typer.BadParameter(f"`safer bench {what}` needs a plan or file after it")
+    place = Place(store, data, side, QUICK_COUNT if quick else COUNT, weights=weights, device=device)
+    if weights == "none":
+        raise typer.BadParameter("a study starts from pretrained weights; expected a safetensors file")
+    options = {"workers": workers, "threads": threads, **({"address": address} if engine == "ray" else {})}
+    if what == "tasks":
+        return _carry_out(read_tasks(Path(str(of))), place, engine, options, sink or [], as_json)
+    from ..bench.publish import publish
+    from ..bench.study import estimate, prepare, states
+
+    command = shlex.join(["safer", *sys.argv[1:]])
+    name = str(of) if what == "status" else what
+    study = prepare(
+        name, place, seeds=seeds, targets=target or (), quick=quick, images=images, steps=steps,
+        robust_steps=robust_steps, architecture=architecture, precision=precision, command=command,
+    )  # fmt: skip
+    if tasks is not None:
+        write_tasks(tasks, study.tasks)
+        return result({"tasks": len(study.tasks), "file": str(tasks)}, as_json)
+    counted = states(study, place)
+    if dry_run or what == "status":
+        shown: dict[str, Any] = {**counted, "runs": len(set(study.runs)), "tasks": len(study.tasks)}
+        if dry_run:
+            for task in study.tasks if not as_json else ():
+                typer.echo(f"{'done' if task.done(place) else 'open':5} {task.kind:10} {task.label}")
+            shown["seconds_on_one_worker"] = estimate(study, place)
+        return result(shown, as_json)
+    try:
+        failed = _execute(study.tasks, place, engine, options, sink or [])
+    except KeyboardInterrupt:
+        publish(study, place, pictures=False)
+        raise
+    page, counted = publish(study, place, failed), states(study, place)
+    if as_json:
+        result({"page": str(page), "failed": failed, **counted}, True)
+    else:
+        typer.echo((page.parent / "tables.md").read_text())
+        typer.echo(f"page: {page}")
+    if failed or counted["damaged"]:
+        raise typer.Exit(1)
+    return None
+
+
+def _list_plans(as_json: bool) -> None:
+    from ..bench.plan import shipped
+
+    plans = shipped()
+    if as_json:
+        return result({name: {"title": plan.title, "about": plan.about} for name, plan in plans.items()}, True)
+    for name, plan in plans.items():
+        typer.echo(f"{name:17} {plan.title}" + (f"\n{'':17} {plan.about}" if plan.about else ""))
+    return None
+
+
+def _carry_out(
+    tasks: list[Any], place: Any, engine: str, options: dict[str, Any], sinks: list[str], as_json: bool
+) -> None:
+    failed = _execute(tasks, place, engine, options, sinks)
+    result({"done": sum(task.done(place) for task in tasks), "tasks": len(tasks), "failed": failed}, as_json)
+    if failed:
+        raise typer.Exit(1)
+
+
+def _execute(tasks: Any, place: Any, engine: str, options: dict[str, Any], sinks: list[str]) -> dict[str, str]:
+    """Carry tasks out with live progress; rows also to the sinks. {label: why} of what failed."""
+    from ..bench.sinks import create
+    from ..engines import Event, execute
+    from ..engines.live import Live
+
+    targets = [create(name, place.store) for name in sinks]
+    with Live(tasks, place) as live:
+
+        def report(event: Event) -> None:
+            live(event)
+            if event.what == "finished" and event.task.kind == "run":
+                for send in targets:
+                    send(event.task.label, place.results.row(event.task.name))
+
+        return execute(engine, tasks, place, report, **options)
