@@ -433,15 +433,14 @@ def test_a_stop_under_load_answers_everybody(model, tmp_path):
         for thread in threads:
             thread.start()
         time.sleep(1.0)
-        begun = time.monotonic()
         assert server.stop() == 0
-        assert time.monotonic() - begun < 9  # uvicorn's patience is 10 s
         for thread in threads:
             thread.join(30)
         assert ended.is_set()
         assert {answer.status_code for answer in statuses} <= {200, 503}
         assert len(statuses) == 12
         assert "Traceback" not in server.log.read_text()
+        assert "timeout graceful shutdown exceeded" not in server.log.read_text()  # nobody had to be cut off
 
 
 def test_a_damaged_stream_can_be_deleted(model, tmp_path):

@@ -170,11 +170,8 @@ def _blur_by_sums(images: Tensor, kernels: Tensor) -> Tensor:
     height, width = images.shape[2:]
     padded = F.pad(images, (KERNEL // 2,) * 4, mode="reflect")
     weights = kernels.view(-1, KERNEL, 1, 1, 1).unbind(1)
-    rows = sum(weight * padded[..., tap : tap + width] for tap, weight in enumerate(weights))
-    assert isinstance(rows, Tensor)
-    blurred = sum(weight * rows[..., tap : tap + height, :] for tap, weight in enumerate(weights))
-    assert isinstance(blurred, Tensor)
-    return blurred
+    rows = functools.reduce(torch.add, [w * padded[..., tap : tap + width] for tap, w in enumerate(weights)])
+    return functools.reduce(torch.add, [w * rows[..., tap : tap + height, :] for tap, w in enumerate(weights)])
 
 
 def _blur_by_convolution(images: Tensor, kernels: Tensor) -> Tensor:
