@@ -20,11 +20,16 @@ from typing import Any
 
 from safer_tta.bench.tasks import Place
 
-SETTINGS: dict[str, Any] = {"architecture": "resnet50", "steps": 1500, "robust_steps": 400, "precision": "bfloat16"}
+SETTINGS: dict[str, Any] = {"architecture": "resnet50", "steps": 1500, "robust_steps": 300, "precision": "bfloat16"}
 PLANS = (
     "main", "pooling", "views", "max-operators", "alpha-mode", "alpha-signal", "attack-rate", "stability", "epsilon",
-    "autoattack", "eot",
+    "autoattack", "eot", "beyond",
 )  # fmt: skip
+IMAGES = {"alpha-signal": 512, "autoattack": 512, "eot": 256}  # of a stream, where all would take too long
+
+
+def settings(name: str) -> dict[str, Any]:
+    return {**SETTINGS, "images": IMAGES.get(name)}
 
 
 def tasks(o: argparse.Namespace) -> None:
@@ -35,11 +40,10 @@ def tasks(o: argparse.Namespace) -> None:
     place = Place(Path("unused"), o.data, weights=o.weights)
     found = {}
     for name in o.plans:
-        study = prepare(name, place, seeds=o.seeds, targets=o.targets, **SETTINGS)
+        study = prepare(name, place, seeds=o.seeds, targets=o.targets, **settings(name))
         found |= {task.name: task for task in study.tasks}
-    ordered = sorted(found.values(), key=lambda task: task.kind == "run")
-    write_tasks(o.out, ordered)
-    print(f"{sum(task.kind == 'run' for task in ordered)} runs, {len(ordered)} tasks")
+    write_tasks(o.out, list(found.values()))  # plan by plan: what is cut off is the end of the last
+    print(f"{sum(task.kind == 'run' for task in found.values())} runs, {len(found)} tasks")
 
 
 def restore(o: argparse.Namespace) -> None:
@@ -91,7 +95,7 @@ def section(name: str, place: Place, kept: Sequence[dict[str, Any]], seeds: int)
     known = KNOWN["pacs"]
     dataset = Dataset("pacs", tuple(known.domains), ("",) * known.classes, _absent, defined["dataset"])
     cells = plans.cells(plans.load(name), dataset, seeds=seeds)
-    size = size_for("pacs", weights=f"hash:{defined['source']['recipe']['weights']}", **SETTINGS)
+    size = size_for("pacs", weights=f"hash:{defined['source']['recipe']['weights']}", **settings(name))
     made, runs = graph(cells, dataset, size)
     study = Study(name, plans.load(name), "pacs", cells, made, runs)
     found, problems = study.found(place)

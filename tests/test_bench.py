@@ -31,9 +31,10 @@ from safer_tta.data import Dataset, StoreError, open_dataset
 from tests.conftest import CHROMIUM, CHROMIUM_FLAGS
 
 SIZES = {
-    "main": 504, "pooling": 324, "alpha-mode": 45, "alpha-signal": 810, "alpha-parameters": 150, "alpha-heatmap": 294,
-    "views": 36, "max-operators": 36, "attack-rate": 252, "stability": 12, "autoattack": 12, "epsilon": 24, "eot": 39,
-    "qualitative": 6, "continual": 72, "mixed": 63, "correlated": 72, "batch-size": 216, "methods": 306,
+    "main": 504, "pooling": 324, "alpha-mode": 54, "alpha-signal": 810, "alpha-parameters": 150, "alpha-heatmap": 294,
+    "views": 36, "max-operators": 36, "attack-rate": 315, "stability": 15, "autoattack": 18, "epsilon": 36, "eot": 51,
+    "qualitative": 6, "continual": 81, "mixed": 72, "correlated": 81, "batch-size": 270, "methods": 306,
+    "beyond": 432 + 132 + 72 + 24 + 72 + 45,
 }  # fmt: skip
 SMALL = """
 title = "Two methods"
@@ -88,7 +89,7 @@ def carried_out(study, place, engine="local", **options):
 def test_shipped_plans_expand_to_the_runs_of_their_studies(name):
     cells = plan.cells(plan.load(name), PACS)
     assert len(cells) == SIZES[name]
-    assert len({(c.row.model_dump_json(), c.target, c.attack_rate, c.seed) for c in cells}) == SIZES[name]
+    assert len({(c.grid, c.row.model_dump_json(), c.target, c.attack_rate, c.seed) for c in cells}) == SIZES[name]
 
 
 def test_every_plan_is_tested():

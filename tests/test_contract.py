@@ -155,12 +155,15 @@ class TestRule:
 
 
 @pytest.mark.parametrize("name", mixing.MIXINGS)
-@pytest.mark.parametrize("count", [1, 2, 5])
-def test_mixing_weights_share_one(name, count):
-    probs, features = views(count)
-    weights = mixing.create(name).weights(pooling.weights("cc_drop", probs, features), probs, features)
+@pytest.mark.parametrize("extra", [None, 0, 1, 4])
+def test_mixing_weights_share_one(name, extra):
+    """With no augmented view, with as few as it takes, and with more."""
+    mixer = mixing.create(name)
+    probs, features = views(1 if extra is None else 1 + mixer.least_views + extra)
+    weights, suspicion = mixer.mix(pooling.weights("cc_drop", probs, features), probs, features)
     assert (weights >= 0).all()
     assert torch.allclose(weights.sum(0), torch.ones(6), atol=1e-6)
+    assert suspicion.shape == (6,)
 
 
 # --- predictors -----------------------------------------------------------------------------------------------------

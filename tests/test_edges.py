@@ -284,7 +284,7 @@ def test_weights_always_share_one(views, size, classes, width, seed, scale, rule
     assert torch.isfinite(weights).all()
     assert (weights >= 0).all()
     assert torch.allclose(weights.sum(0), torch.ones(size), atol=1e-5)
-    mixed = Mixing().weights(weights, probs, features)
+    mixed, _ = Mixing().mix(weights, probs, features)
     assert torch.allclose(mixed.sum(0), torch.ones(size), atol=1e-5)
 
 

@@ -5,6 +5,8 @@ A suspicion signal s becomes q in [0,1], and q the weight α of the original vie
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -13,18 +15,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .pooling import entropy
+from .gate import Gate
+from .pooling import entropy, with_original
 
 FLOOR = 1e-8  # probabilities are floored here before their logarithm is compared
 
 
 class Mixer(Protocol):
-    """Anything that re-weights the original view against the augmented ones."""
+    """Anything that re-weights the original view against the augmented ones.
+
+    least_views: augmented views without which it knows nothing.
+    mix: final weights (V,B), and how suspicious every image looks (B,).
+    """
 
     @property
-    def signal(self) -> str: ...
+    def least_views(self) -> int: ...
 
-    def weights(self, base_weights: Tensor, probs: Tensor, features: Tensor) -> Tensor: ...
+    def mix(self, base_weights: Tensor, probs: Tensor, features: Tensor) -> tuple[Tensor, Tensor]: ...
 
 
 def signals(probs: Tensor, features: Tensor) -> dict[str, Tensor]:
@@ -109,39 +116,48 @@ class Mixing:
         if self.delta <= 0:
             raise ValueError(f"delta is {self.delta}; expected the positive width of the linear curve")
 
-    def alpha(self, probs: Tensor, features: Tensor) -> Tensor:
+    def alpha(self, suspicion: Tensor) -> Tensor:
         """The weight (B,) of the original view."""
-        s = signal(self.signal, probs, features)
-        o = s - self.tau if self.higher_is_suspicious else self.tau - s
+        o = suspicion - self.tau if self.higher_is_suspicious else self.tau - suspicion
         q = CURVES[self.curve](o, self)
         return self.alpha_clean + q * (self.alpha_attacked - self.alpha_clean)
 
-    def weights(self, base_weights: Tensor, probs: Tensor, features: Tensor) -> Tensor:
-        """Final weights (V,B): α for the original, the rest shared as the base weights share it."""
+    @property
+    def least_views(self) -> int:
+        return 1
+
+    def mix(self, base_weights: Tensor, probs: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Final weights (V,B): α for the original, the rest as the base weights share it; and the signal (B,)."""
+        suspicion = signal(self.signal, probs, features)
         if len(base_weights) == 1:
-            return base_weights  # no augmented view to mix with
-        alpha = self.alpha(probs, features).to(base_weights.dtype)
-        augmented = base_weights[1:]
-        total = augmented.sum(dim=0, keepdim=True)
-        shares = torch.where(total > FLOOR, augmented / total.clamp_min(FLOOR), 1 / len(augmented))
-        return torch.cat([alpha[None], (1 - alpha) * shares])
+            return base_weights, suspicion  # no augmented view to mix with
+        return with_original(self.alpha(suspicion).to(base_weights.dtype), base_weights), suspicion
 
 
-MIXINGS: dict[str, Callable[[], Mixer]] = {
-    "step": lambda: Mixing(curve="step"),
-    "linear": lambda: Mixing(curve="linear"),
-    "sigmoid": lambda: Mixing(curve="sigmoid"),
+MIXINGS: dict[str, Callable[..., Mixer]] = {
+    **{curve: functools.partial(Mixing, curve=curve) for curve in CURVES},
+    "gate": Gate,
 }
 
 
 def create(mixing: str | Mapping[str, Any] | Mixer | None) -> Mixer | None:
-    """A mixing by name (`sigmoid` is SAFER-A), from Mixing's arguments, as it is, or none."""
+    """A mixing by name (`sigmoid` is SAFER-A), from a name and arguments ({"name": "gate", "cost": 5}; without a name
+    they are Mixing's), as it is, or none."""
     if isinstance(mixing, Mapping):
-        return Mixing(**mixing)
-    if mixing is None or (not isinstance(mixing, str | bool | type) and hasattr(mixing, "weights")):
+        name, options = mixing.get("name", "sigmoid"), {k: v for k, v in mixing.items() if k != "name"}
+    elif mixing is None or (not isinstance(mixing, str | bool | type) and hasattr(mixing, "mix")):
         return mixing
-    if mixing not in MIXINGS:
+    else:
+        name, options = mixing, {}
+    if name not in MIXINGS:
         raise ValueError(
-            f"mixing {mixing!r} is unknown; expected one of {', '.join(MIXINGS)}, a Mixing, its arguments or None"
+            f"mixing {name!r} is unknown; expected one of {', '.join(MIXINGS)}, a Mixing, its arguments or None"
         )
-    return MIXINGS[mixing]()
+    return MIXINGS[name](**options)
+
+
+def settings(mixing: Mixer | None) -> dict[str, Any] | None:
+    """What `create` makes it from again."""
+    if isinstance(mixing, Gate):
+        return {"name": "gate", **dataclasses.asdict(mixing)}
+    return dataclasses.asdict(mixing) if isinstance(mixing, Mixing) else None

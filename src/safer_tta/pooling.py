@@ -16,6 +16,7 @@ Rule = Callable[[Tensor, Tensor], Tensor]
 RULES: dict[str, Rule] = {}
 
 BY_AGREEMENT = {"cc", "cc_drop"}  # rules that need several images to compare views on
+LITTLE = 1e-8  # augmented views that share no more than this share it alike
 NOTHING = 1e-6  # weights that sum to no more than this say nothing: use all views alike
 
 
@@ -76,6 +77,14 @@ def pool(name: str, probs: Tensor, features: Tensor) -> Pooled:
     with torch.no_grad():
         agreement = reliability(features)
     return Pooled(normalised.expand(probs.shape[:2]).contiguous(), agreement, _dropped(normalised.detach()))
+
+
+def with_original(alpha: Tensor, base_weights: Tensor) -> Tensor:
+    """Weights (V,B): α (B,) for the original, the rest for the augmented views as the base weights share it."""
+    augmented = base_weights[1:]
+    total = augmented.sum(dim=0, keepdim=True)
+    shares = torch.where(total > LITTLE, augmented / total.clamp_min(LITTLE), 1 / len(augmented))
+    return torch.cat([alpha[None], (1 - alpha) * shares])
 
 
 def _dropped(weights: Tensor) -> Tensor:

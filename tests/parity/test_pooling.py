@@ -139,7 +139,8 @@ def test_mixing(signal, curve, higher):
     options = {"tau": 0.3, "kappa": 4.0, "delta": 0.2, "alpha_attacked": 0.1, "alpha_clean": 0.8}
     rule = mixing.Mixing(curve=curve, signal=signal, higher_is_suspicious=higher, **options)
     base = pooling.weights("cc_drop", probs, features)
-    ours = rule.weights(base, probs, features).numpy()
+    mixed, suspicion = rule.mix(base, probs, features)
+    ours = mixed.numpy()
     for b in range(B):
         s = expected_signals(probs.double().numpy(), features.double().numpy(), b)[signal]
         o = s - 0.3 if higher else 0.3 - s
@@ -150,6 +151,7 @@ def test_mixing(signal, curve, higher):
         }[curve]
         alpha = 0.8 + q * (0.1 - 0.8)
         rest = base[1:, b].double().numpy()
+        assert suspicion[b].item() == pytest.approx(s, abs=1e-5)
         assert ours[0, b] == pytest.approx(alpha, abs=1e-5)
         assert ours[1:, b] == pytest.approx((1 - alpha) * rest / rest.sum(), abs=1e-5)
 
@@ -164,7 +166,7 @@ def test_mixing_shares_evenly_when_all_augmented_views_have_nothing():
     probs, features = random_views(1)
     base = torch.zeros(V, B)
     base[0] = 1
-    weights = mixing.Mixing().weights(base, probs, features)
+    weights, _ = mixing.Mixing().mix(base, probs, features)
     assert torch.allclose(weights[1:], (1 - weights[0]).expand(V - 1, B) / (V - 1))
 
 

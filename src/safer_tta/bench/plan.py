@@ -53,7 +53,7 @@ class Order(_Strict):
     """How images arrive."""
 
     order: Literal["shuffled", "correlated", "continual", "mixed"] = "shuffled"
-    draw: Literal["exact", "bernoulli"] = "exact"
+    draw: Literal["exact", "bernoulli", "late"] = "exact"
     batch: int | None = Field(default=None, ge=1, description="by default the size's: the paper's 64")
 
 

@@ -189,6 +189,7 @@ class Record:
             "seconds": torch.tensor([seconds], dtype=torch.float64),
             "dropped": torch.tensor([-1 if report.dropped is None else int(report.dropped)]),
             "reliability": _row_of(report.reliability, views),
+            "suspicion": torch.full([len(labels)], torch.nan) if report.signal is None else report.signal.float().cpu(),
         }
         for column, values in new.items():
             self.columns.setdefault(column, []).append(values)
@@ -209,7 +210,7 @@ class Record:
         method.load_state_dict({n.removeprefix("state."): t for n, t in tensors.items() if n.startswith("state.")})
         columns = {n.removeprefix("column."): t for n, t in tensors.items() if n.startswith("column.")}
         sizes = columns["sizes"].tolist()
-        per_image = {"probs", "labels", "attacked"}
+        per_image = {"probs", "labels", "attacked", "suspicion"}
         return cls({name: list(torch.split(t, sizes if name in per_image else 1)) for name, t in columns.items()})
 
     def figures(self, classes: int) -> dict[str, Any]:
@@ -234,6 +235,8 @@ class Record:
             "rolling": rolling(per_batch, WINDOW),
             "dropped_share": [float((table["dropped"] == view).double().mean()) for view in range(views)],
             "reliability": None if views == 1 else table["reliability"].double().mean(dim=0).tolist(),
+            "detection": detection(table["suspicion"], attacked),
+            "selective": selective(table["suspicion"], right),
             "ms_per_step": 1e3 * float(taken.median()),
             "images_per_s": float(table["sizes"].double().mean() / taken.median()),
         }
@@ -257,6 +260,24 @@ def calibration_error(probs: Tensor, right: Tensor) -> float:
     bins = (confidence * BINS).long().clamp(max=BINS - 1)
     gaps = [(right[bins == b].sum() - confidence[bins == b].sum()).abs() for b in range(BINS)]
     return float(sum(gaps) / len(right))
+
+
+def detection(suspicion: Tensor, attacked: Tensor) -> float | None:
+    """AUROC: the chance that an attacked image looks more suspicious than a clean one; None without both kinds."""
+    suspicious, calm = suspicion[attacked].double(), suspicion[~attacked].double()
+    if not len(suspicious) or not len(calm) or bool(suspicion.isnan().any()):
+        return None
+    calm = calm.sort().values
+    below, upto = (torch.searchsorted(calm, suspicious, right=right) for right in (False, True))
+    return float((below + upto).double().mean() / (2 * len(calm)))
+
+
+def selective(suspicion: Tensor, right: Tensor) -> list[float | None] | None:
+    """Accuracy when only the least suspicious images are answered: 100, 90, … 50 % of them."""
+    if bool(suspicion.isnan().any()):
+        return None
+    order = suspicion.argsort(stable=True)
+    return [_percent(right[order[: round(len(right) * covered / 100)]]) for covered in range(100, 49, -10)]
 
 
 def _row_of(reliability: Tensor | None, views: int) -> Tensor:

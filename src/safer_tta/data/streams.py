@@ -22,6 +22,7 @@ from .domains import DataError, Domain
 from .store import content_of, digest
 
 Index = NDArray[np.int64]
+DRAWS = ("exact", "bernoulli", "late")
 
 
 class Batch(NamedTuple):
@@ -35,7 +36,8 @@ class Batch(NamedTuple):
 @dataclass(frozen=True, kw_only=True)
 class StreamSpec:
     """order: shuffled, correlated (by class), continual (domains in turn) or mixed (domains shuffled together).
-    attack_rate: percent of each batch; `draw` says exactly so many ("exact") or each with that chance ("bernoulli").
+    attack_rate: percent of each batch; `draw` says exactly so many ("exact"), each with that chance ("bernoulli"), or
+    exactly so many from half-way on, after a clean first half ("late").
     limit: only so many images.
     """
 
@@ -54,8 +56,8 @@ class StreamSpec:
             raise DataError(f"order {self.order!r} is unknown; expected one of {', '.join(ORDERS)}")
         if not 0 <= self.attack_rate <= 100:
             raise DataError(f"attack_rate is {self.attack_rate}; expected percent of a batch, 0 to 100")
-        if self.draw not in ("exact", "bernoulli"):
-            raise DataError(f"draw {self.draw!r} is unknown; expected exact or bernoulli")
+        if self.draw not in DRAWS:
+            raise DataError(f"draw {self.draw!r} is unknown; expected one of {', '.join(DRAWS)}")
         if self.batch < 1 or (self.limit is not None and self.limit < 1):
             raise DataError(f"batch is {self.batch} and limit {self.limit}; expected at least 1")
 
@@ -122,9 +124,12 @@ class Stream:
         if self.spec.draw == "bernoulli":
             drawn: NDArray[np.bool_] = priority < self.spec.attack_rate / 100
             return drawn
+        number = window.start // self.spec.batch
+        if self.spec.draw == "late" and number < len(self) // 2:
+            return np.zeros(len(priority), dtype=bool)
         # What is not a whole image is one sometimes: a batch's own number decides, so that more is never fewer.
         exact = self.spec.attack_rate / 100 * len(priority)
-        count = int(exact + self.rounding[window.start // self.spec.batch] + 1e-9)
+        count = int(exact + self.rounding[number] + 1e-9)
         chosen = np.zeros(len(priority), dtype=bool)
         chosen[np.argsort(priority, kind="stable")[:count]] = True
         return chosen

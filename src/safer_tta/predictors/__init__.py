@@ -20,6 +20,7 @@ PREDICTORS: dict[str, Callable[..., Predictor]] = {
     **{name: functools.partial(Defended, transform=name) for name in TRANSFORMS},
     "safer": Safer,
     "safer-a": functools.partial(Safer, mixing="sigmoid"),
+    "safer-gate": functools.partial(Safer, mixing="gate"),
 }
 
 

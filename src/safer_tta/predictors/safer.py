@@ -29,8 +29,8 @@ class Safer(Predictor):
 
     views: augmented views beside the original (N; V = N + 1). 0 is the plain prediction.
     pool: how views are weighted: mean, entropy, top1, cc or cc_drop (the paper's).
-    mixing: None (SAFER), or "sigmoid", a dict of Mixing's arguments or a Mixing (SAFER-A): weight the original view by
-        how suspicious it looks.
+    mixing: None (SAFER); "sigmoid", a dict of Mixing's arguments or a Mixing (SAFER-A): weight the original view by
+        how suspicious it looks; "gate", a Gate or {"name": "gate", ...}: by how likely it is to be attacked.
     chunk: at most so many images at once through the network, for small GPUs: the memory of a step is that of a chunk,
         its time is longer, as every chunk is computed twice. Batch statistics are then those of each chunk, not of
         all views together.
@@ -60,13 +60,18 @@ class Safer(Predictor):
         self.views, self.pool = int(views), pool
         self.chunk = None if chunk is None else int(chunk)
         self.mixing = mixings.create(mixing)
+        if self.mixing is not None and 0 < views < self.mixing.least_views:
+            raise ValueError(
+                f"views is {views}, too few for this mixing; expected at least {self.mixing.least_views}, or 0 for the "
+                "plain prediction"
+            )
         self.pipeline = _pipeline(pipeline)
         self.repeats = chunk is None  # a second pass over a chunk is not part of any program
         self._warned = False
 
     @property
     def settings(self) -> dict[str, Any]:
-        mixing = dataclasses.asdict(self.mixing) if isinstance(self.mixing, mixings.Mixing) else None
+        mixing = mixings.settings(self.mixing)
         pipeline = dataclasses.asdict(self.pipeline)
         return {"views": self.views, "pool": self.pool, "mixing": mixing, "pipeline": pipeline, "chunk": self.chunk}
 
@@ -81,14 +86,15 @@ class Safer(Predictor):
         if len(views) > 1 and len(images) == 1 and self.pool in pooling.BY_AGREEMENT:
             self._warn_once()
         pooled = pooling.pool(self.pool, probs, features)
-        weights = pooled.weights
-        if self.mixing is not None:
-            weights = self.mixing.weights(weights, probs, features)
+        if self.mixing is None:
+            weights, suspicion = pooled.weights, mixings.signal("feat_disagreement", probs.detach(), features.detach())
+        else:
+            weights, suspicion = self.mixing.mix(pooled.weights, probs, features)
         report = Report(
             weights=weights,
             reliability=pooled.reliability,
             dropped=pooled.dropped,
-            signal=self._suspicion(probs, features),
+            signal=suspicion.detach(),
             view_probs=probs,
             pipelines=draw.names,
         )
@@ -115,11 +121,6 @@ class Safer(Predictor):
             context_fn=lambda: (contextlib.nullcontext(), self.classifier.untracked()),
         )
         return seen
-
-    def _suspicion(self, probs: Tensor, features: Tensor) -> Tensor:
-        name = "feat_disagreement" if self.mixing is None else self.mixing.signal
-        with torch.no_grad():
-            return mixings.signal(name, probs, features)
 
     def _warn_once(self) -> None:
         if not self._warned:

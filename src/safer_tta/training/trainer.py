@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,7 @@ from ..seeds import generator
 from .augment import augment
 
 FORMAT = "safer-tta.model"
+SAVING = 0.05  # of the time may go into checkpoints: with the optimiser's moments they are four times the model
 Report = Callable[..., None]  # (done, total, loss=..., accuracy=...)
 
 
@@ -157,12 +159,13 @@ class _Training:
         self.accuracy = -1.0
 
     def run(self, report: Report) -> Classifier:
+        self.save_again = time.monotonic()
         for step in range(self._resume(), self.recipe.steps):
             loss = self._step(step)
             done = step + 1
             if done % self.recipe.every == 0 or done == self.recipe.steps:
                 self._keep_best()
-                self._checkpoint(done)
+                self._checkpoint_now_and_then(done)
             if done % 10 == 0 or done == self.recipe.steps:
                 looked = {"accuracy": 100 * self.accuracy} if self.best else {}
                 report(done, self.recipe.steps, loss=loss.item(), **looked)
@@ -214,6 +217,12 @@ class _Training:
     @property
     def _progress(self) -> Path:
         return self.path.with_name(self.path.name + ".progress")
+
+    def _checkpoint_now_and_then(self, step: int) -> None:
+        started = time.monotonic()
+        if started >= self.save_again:
+            self._checkpoint(step)
+            self.save_again = started + (time.monotonic() - started) / SAVING
 
     def _checkpoint(self, step: int) -> None:
         tensors = {f"model.{n}": t for n, t in self.model.model.state_dict().items()}
