@@ -3,8 +3,8 @@
 python benchmarks/pacs.py tasks --data PACS --weights W --seeds 1 --out carry/tasks.json main pooling   # where they lie
 python benchmarks/pacs.py restore docs/results/pacs.jsonl STORE          # there: what is done is not made again
 safer bench tasks carry/tasks.json --data PACS --weights W --store STORE --device cuda --workers 4      # there
-python benchmarks/pacs.py rows STORE docs/results/pacs.jsonl             # here: add what came back
-python benchmarks/pacs.py page docs/results/pacs.jsonl                   # needs neither data nor weights nor a GPU
+python benchmarks/pacs.py rows STORE docs/results/pacs.jsonl docs/results/pacs-attacks.jsonl   # here: add what came back
+python benchmarks/pacs.py page docs/results/pacs.jsonl docs/results/pacs-attacks.jsonl   # without data, weights or a GPU
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from safer_tta.bench.tasks import Place
 SETTINGS: dict[str, Any] = {"architecture": "resnet50", "steps": 1500, "robust_steps": 300, "precision": "bfloat16"}
 PLANS = (
     "main", "pooling", "views", "max-operators", "alpha-mode", "alpha-signal", "attack-rate", "stability", "epsilon",
-    "autoattack", "eot", "beyond",
+    "autoattack", "eot", "released", "beyond",
 )  # fmt: skip
 IMAGES = {"alpha-signal": 512, "autoattack": 512, "eot": 256}  # of a stream, where all would take too long
 
@@ -59,7 +59,11 @@ def rows(o: argparse.Namespace) -> None:
     for row in Place(o.store).results.rows():
         kept.setdefault(row["run"], json.dumps(row, sort_keys=True))
     o.rows.write_text("".join(kept[name] + "\n" for name in sorted(kept)))
-    print(f"{len(kept)} rows")
+    attacks = set(lines(o.attacks)) | {
+        json.dumps(json.loads(file.read_text()), sort_keys=True) for file in o.store.glob("made/attacked-*.json")
+    }
+    o.attacks.write_text("".join(line + "\n" for line in sorted(attacks)))
+    print(f"{len(kept)} rows, {len(attacks)} sets of attacked images")
 
 
 def lines(path: Path) -> list[str]:
@@ -69,7 +73,7 @@ def lines(path: Path) -> list[str]:
 # --- the page -------------------------------------------------------------------------------------------------------
 
 
-def page(path: Path, seeds: int = 3) -> str:
+def page(path: Path, attacks: Path, seeds: int = 3) -> str:
     """Tables beside the paper's, from the rows alone."""
     kept = [json.loads(line) for line in lines(path)]
     with tempfile.TemporaryDirectory() as folder:
@@ -77,7 +81,7 @@ def page(path: Path, seeds: int = 3) -> str:
         place.results.folder.mkdir(parents=True)
         restore(argparse.Namespace(rows=path, store=place.store))
         parts = [part for name in PLANS if (part := section(name, place, kept, seeds))]
-    return "\n".join([*parts, cost(kept)])
+    return "\n".join([*parts, fooled([json.loads(line) for line in lines(attacks)]), cost(kept)])
 
 
 def section(name: str, place: Place, kept: Sequence[dict[str, Any]], seeds: int) -> str:
@@ -110,10 +114,28 @@ def _absent(name: str) -> Any:
     raise RuntimeError(f"the page is made from rows; nobody needs the images of {name}")
 
 
+def fooled(attacks: Sequence[dict[str, Any]]) -> str:
+    """What the attacker's own models make of the images, before and after."""
+    table = [
+        "# The attacker's own models",
+        "",
+        "| target | attack | budget, 255ths | seed | images | accuracy, clean | attacked |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for fact in attacks:
+        what = fact["definition"]
+        where, eps = what["surrogate"]["surrogate"], 255 * what["threat"]["eps"]
+        figures = f"{fact['images']} | {fact['surrogate_clean']:.1f} | {fact['surrogate_attacked']:.1f} |"
+        table.append(f"| {where} | {what['attack']} | {eps:g} | {what['seed']} | {figures}")
+    return "\n".join([*table[:4], *sorted(table[4:])]) + "\n"
+
+
 def cost(kept: Sequence[dict[str, Any]]) -> str:
-    """Time and memory of a run, by method and predictor."""
+    """Time and memory of a run, by method and predictor; several runs shared the GPU."""
     table = [
         "# Cost of a run",
+        "",
+        "With other runs beside it on the same GPU; times alone are in docs/performance.md.",
         "",
         "| method | predictor | ms per step | images per s | peak MB |",
         "|---|---|---|---|---|",
@@ -143,10 +165,13 @@ def main() -> None:
     keeper = commands.add_parser("rows")
     keeper.add_argument("store", type=Path)
     keeper.add_argument("rows", type=Path)
-    commands.add_parser("page").add_argument("rows", type=Path)
+    keeper.add_argument("attacks", type=Path)
+    pager = commands.add_parser("page")
+    pager.add_argument("rows", type=Path)
+    pager.add_argument("attacks", type=Path)
     o = parser.parse_args()
     if o.command == "page":
-        sys.stdout.write(page(o.rows))
+        sys.stdout.write(page(o.rows, o.attacks))
     else:
         {"tasks": tasks, "restore": restore, "rows": rows}[o.command](o)
 

@@ -79,6 +79,30 @@ def test_the_performance_page_is_built_from_its_rows_and_the_cpu_holds_its_ratio
     assert startup["safer --help"] < 1000
 
 
+def test_the_gpu_holds_its_ratios():
+    rows = [json.loads(line) for line in (ROOT / "docs/results/speed-h200.jsonl").read_text().splitlines()]
+    fast = {
+        (row["architecture"], row["views"]): row for row in rows if row["section"] == "accelerated" and row["compile"]
+    }
+    step, plain = fast["resnet18", 4], fast["resnet18", 0]
+    assert step["stream_ms"] <= 15
+    assert step["stream_ms"] <= 5.5 * plain["stream_ms"]
+    assert step["ratio"] <= 5.5
+    busy = {row["what"]: row["device_ms"] for row in rows if row["section"] == "views" and row["compile"]}
+    assert busy["batched"] <= 0.1 * busy["step"]
+    peaks = {row["what"]: row["ratio"] for row in rows if row["section"] == "memory"}
+    assert peaks["SAFER"] <= 5.5
+
+
+def test_the_pacs_page_is_built_from_its_rows():
+    pacs = benchmark("pacs")
+    results = ROOT / "docs" / "results"
+    rows = [json.loads(line) for line in (results / "pacs.jsonl").read_text().splitlines()]
+    assert len({row["run"] for row in rows}) == len(rows)
+    assert all(row["device"] == "NVIDIA H200" and row["precision"] == "bfloat16" for row in rows)
+    assert pacs.page(results / "pacs.jsonl", results / "pacs-attacks.jsonl") in (results / "pacs.md").read_text()
+
+
 def test_the_service_costs_at_most_a_quarter_more_than_the_library():
     rows = [json.loads(line) for line in (ROOT / "docs/results/serve-cpu.jsonl").read_text().splitlines()]
     assert benchmark("serve").page(rows) in (ROOT / "docs" / "performance.md").read_text()
