@@ -3,8 +3,8 @@
 python benchmarks/pacs.py tasks --data PACS --weights W --seeds 1 --out carry/tasks.json main pooling   # where they lie
 python benchmarks/pacs.py restore docs/results/pacs.jsonl STORE          # there: what is done is not made again
 safer bench tasks carry/tasks.json --data PACS --weights W --store STORE --device cuda --workers 4      # there
-python benchmarks/pacs.py rows STORE docs/results/pacs.jsonl docs/results/pacs-attacks.jsonl   # here: add what came back
-python benchmarks/pacs.py page docs/results/pacs.jsonl docs/results/pacs-attacks.jsonl   # without data, weights or a GPU
+python benchmarks/pacs.py rows STORE docs/results/pacs.jsonl docs/results/pacs-attacks.jsonl   # here: what came back
+python benchmarks/pacs.py page docs/results/pacs.jsonl docs/results/pacs-attacks.jsonl   # without data and GPU
 """
 
 from __future__ import annotations

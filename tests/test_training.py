@@ -316,3 +316,16 @@ def test_augmentation_is_a_draw_per_image():
     assert 0 <= out.min() <= out.max() <= 1
     assert len({tuple(o.flatten()[:5].tolist()) for o in out}) == 8
     assert torch.equal(out, augment(images, torch.Generator().manual_seed(1)))
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")
+def test_a_compiled_training_learns_the_same(data, tmp_path):
+    """On attacked images, so that both its passes are programs: the attack's and the training's."""
+    recipe = robust(source_recipe("synthetic", steps=3, batch=4, every=3), steps=1)
+    models = [
+        train_source(data, "sketch", recipe, tmp_path / f"{compile}.safetensors", compile=compile)
+        for compile in (False, True)
+    ]
+    plain, compiled = (dict(model.model.named_parameters()) for model in models)
+    for name, value in plain.items():
+        assert torch.allclose(compiled[name], value, atol=2e-4), name

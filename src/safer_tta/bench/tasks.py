@@ -35,6 +35,7 @@ class Place:
     cache: Path | None = None
     weights: str | None = None
     device: str = "cpu"
+    compile: bool = False  # of trainings
 
     def dataset(self) -> Dataset:
         return _opened(self.data, self.side, self.count, self.cache)
@@ -122,13 +123,18 @@ def _recipe(described: Mapping[str, Any], place: Place) -> Recipe:
 
 def _do_source(task: Task, place: Place, tick: Tick) -> None:
     recipe, target = _recipe(task.definition["recipe"], place), "+".join(task.definition["without"])
-    train_source(place.dataset(), target, recipe, task.path(place), device=place.device, report=tick)
+    train_source(place.dataset(), target, recipe, task.path(place), report=tick, **_ways(place))
 
 
 def _do_surrogate(task: Task, place: Place, tick: Tick) -> None:
     domain = place.dataset().domain(task.definition["surrogate"])
     recipe = _recipe(task.definition["recipe"], place)
-    train_surrogate(domain, recipe, task.path(place), device=place.device, report=tick)
+    train_surrogate(domain, recipe, task.path(place), report=tick, **_ways(place))
+
+
+def _ways(place: Place) -> dict[str, Any]:
+    """Of training, which change no name."""
+    return {"device": place.device, "compile": place.compile}
 
 
 def _do_attacked(task: Task, place: Place, tick: Tick) -> None:

@@ -35,6 +35,7 @@ def bench(
     side: Side = 224,
     store: Store = Path("bench"),
     device: Device = "cpu",
+    compile: Annotated[bool, typer.Option("--compile", help="Trainings as compiled programs, for GPUs.")] = False,
     engine: Annotated[str, typer.Option(help="local: processes of this machine; ray: a cluster.")] = "local",
     workers: Annotated[int | None, typer.Option(min=1, help="Tasks at once (default: one per core or GPU).")] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="Of each (default: the cores they share; ray: 1).")] = None,
@@ -54,7 +55,7 @@ def bench(
         return _list_plans(as_json)
     if what in ("status", "tasks") and of is None:
         raise typer.BadParameter(f"`safer bench {what}` needs a plan or file after it")
-    place = Place(store, data, side, QUICK_COUNT if quick else COUNT, weights=weights, device=device)
+    place = Place(store, data, side, QUICK_COUNT if quick else COUNT, weights=weights, device=device, compile=compile)
     if weights == "none":
         raise typer.BadParameter("a study starts from pretrained weights; expected a safetensors file")
     options = {"workers": workers, "threads": threads, **({"address": address} if engine == "ray" else {})}

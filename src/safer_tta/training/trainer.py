@@ -80,15 +80,19 @@ def train(
     path: str | os.PathLike[str],
     *,
     device: str = "cpu",
+    compile: bool = False,
     report: Report = lambda *done, **figures: None,
 ) -> Classifier:
-    """Train on 80 % of the domains, keep what is best on the other 20 %, write it to `path`; or load it from there."""
+    """Train on 80 % of the domains, keep what is best on the other 20 %, write it to `path`; or load it from there.
+
+    compile: make programs of the training passes; a minute's wait that a long training on a GPU wins back.
+    """
     path = Path(path)
     if path.exists():
         _check_same(path, described(domains, recipe))
         return load(path).to(device)
     path.parent.mkdir(parents=True, exist_ok=True)
-    return _Training(domains, recipe, path, device).run(report)
+    return _Training(domains, recipe, path, device, compile).run(report)
 
 
 def load(path: str | os.PathLike[str]) -> Classifier:
@@ -140,7 +144,7 @@ def accuracy(model: Classifier, images: Tensor | NDArray[np.uint8], labels: Tens
 
 
 class _Training:
-    def __init__(self, domains: Sequence[Domain], recipe: Recipe, path: Path, device: str) -> None:
+    def __init__(self, domains: Sequence[Domain], recipe: Recipe, path: Path, device: str, compile: bool) -> None:
         if not domains:
             raise ValueError("no domain to train on; expected at least one")
         self.recipe, self.path, self.device = recipe, path, torch.device(device)
@@ -149,7 +153,10 @@ class _Training:
             torch.manual_seed(recipe.seed)  # a fresh head is drawn from torch's own generator
             model = zoo.create(recipe.architecture, num_classes=len(self.classes), weights=recipe.weights)
         cuda = self.device.type == "cuda"
-        self.model = Classifier(model, precision="bfloat16" if cuda else "float32").to(self.device)
+        precision = "bfloat16" if cuda else "float32"
+        self.model = Classifier(model, precision=precision).to(self.device)
+        # The same parameters, as programs for the one shape of training; looking at validation images has others.
+        self.trained = Classifier(self.model.model, precision=precision, compile=compile)
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=recipe.lr, fused=cuda)
         parts = [split(d.labels, recipe.seed) for d in domains]
         self.training = [self._take(d, part[0]) for d, part in zip(domains, parts, strict=True)]
@@ -188,9 +195,9 @@ class _Training:
         with torch.random.fork_rng([self.device] if cuda else []):
             torch.manual_seed(int(torch.randint(2**62, (), generator=randomness)))
             if self.recipe.attack is not None:
-                images = pgd(self.model, images, labels, generator=randomness, **self.recipe.attack)
-            self.model.train()
-            _, logits = self.model(images)
+                images = pgd(self.trained, images, labels, generator=randomness, **self.recipe.attack)
+            self.trained.train()
+            _, logits = self.trained(images)
         loss = F.cross_entropy(logits, labels)
         self.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
