@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test lint bench soak clean
+.PHONY: demo test lint docs package bench soak clean
 
 demo: $(INSTALLED)
 	$(BIN)/safer demo
@@ -17,6 +17,18 @@ lint: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+docs: $(INSTALLED)
+	$(BIN)/mkdocs build --quiet --site-dir build/site
+
+# Wheel and sdist; then the wheel alone in an environment that has torch and numpy and nothing else.
+package: $(INSTALLED)
+	rm -rf dist build/clean
+	$(BIN)/python -m build --outdir dist .
+	$(PYTHON) -m venv build/clean
+	build/clean/bin/pip install --quiet --disable-pip-version-check -c constraints.txt torch numpy
+	build/clean/bin/pip install --quiet --disable-pip-version-check --no-deps dist/*.whl
+	cd build && clean/bin/python -I ../tests/clean.py
 
 bench: $(INSTALLED)
 	$(BIN)/python benchmarks/speed.py run --out demo/speed.jsonl

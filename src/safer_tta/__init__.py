@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from . import attacks, guards, methods, mixing, models, pooling, predictors, views
     from .allocator import keep_freed_memory
     from .api import adapt
+    from .gate import Gate
     from .methods import Method
     from .mixing import Mixing
     from .models import Classifier
@@ -25,6 +26,7 @@ logging.getLogger(__name__).addHandler(logging.NullHandler())
 __all__ = [
     "Classifier",
     "Defended",
+    "Gate",
     "Method",
     "Mixing",
     "Plain",
@@ -45,7 +47,7 @@ __all__ = [
 
 # Names are fetched when they are asked for: `safer --help` need not wait for torch.
 _HOMES = {"adapt": "api", "keep_freed_memory": "allocator"}
-_HOMES |= {"Method": "methods", "Mixing": "mixing", "Classifier": "models"}
+_HOMES |= {"Gate": "gate", "Method": "methods", "Mixing": "mixing", "Classifier": "models"}
 _HOMES |= dict.fromkeys(("Defended", "Plain", "Prediction", "Predictor", "Safer"), "predictors")
 
 

@@ -129,7 +129,7 @@ def run(
     store: Store,
     data: Data = "synthetic",
     method: Annotated[str, typer.Option(help="none, bn, tent, pl … (`safer methods`).")] = "tent",
-    predictor: Annotated[str, typer.Option(help="plain, jpeg, fft, blur, safer or safer-a.")] = "safer",
+    predictor: Annotated[str, typer.Option(help="plain, jpeg, fft, blur, safer, safer-a or safer-gate.")] = "safer",
     attack_rate: Annotated[float, typer.Option(help="Percent of every batch that is attacked.")] = 0.0,
     surrogate: Annotated[
         Path | None, typer.Option(help="The attacker's model; needed when anything is attacked.")
@@ -185,6 +185,24 @@ def demo(
         typer.echo(name.ljust(28) + "".join(f"{value:15.1f}" for value in values))
     typer.echo(f"the attacker's own model: {found.surrogate[0]:.1f} % clean, {found.surrogate[1]:.1f} % attacked")
     return typer.echo(f"rows: {folder / 'results.jsonl'}   page: {found.page}")
+
+
+@app.command("doctor")
+def doctor(as_json: AsJson = False) -> None:
+    """Look at this machine: versions, devices, extras, known traps and what to do about them."""
+    import dataclasses
+
+    from ..doctor import describe, examine
+
+    findings = []
+    for finding in examine():
+        findings.append(finding)
+        if not as_json:
+            typer.echo(describe(finding))
+    if as_json:
+        result({finding.what: dataclasses.asdict(finding) for finding in findings}, True)
+    if any(finding.state == "bad" for finding in findings):
+        raise typer.Exit(1)
 
 
 @app.command("methods")

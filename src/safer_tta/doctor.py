@@ -1,0 +1,180 @@
+"""What is here and what is known to go wrong with it: `safer doctor`, or `python -m safer_tta.doctor` without typer.
+
+Looks, changes nothing, needs no network.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+PYTHON = (3, 11)
+EXTRAS = {  # what each extra brings, by the name it is imported under
+    "models": ["timm"],
+    "attacks": ["pyautoattack"],
+    "bench": ["duckdb", "matplotlib", "PIL", "pydantic", "rich", "typer"],
+    "serve": ["fastapi", "httpx", "PIL", "prometheus_client", "multipart", "uvicorn"],
+    "ray": ["ray"],
+}
+MISSING_OPERATOR = "torchvision::nms does not exist"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """state: good, note (something you may want to know) or bad (something will fail)."""
+
+    what: str
+    state: str
+    found: str
+    advice: str = ""
+
+
+def examine() -> Iterator[Finding]:
+    for look in LOOKS:
+        yield look()
+
+
+def _python() -> Finding:
+    found = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
+    if sys.version_info < PYTHON:
+        return Finding("Python", "bad", found, f"Use Python {PYTHON[0]}.{PYTHON[1]} or newer.")
+    return Finding("Python", "good", found)
+
+
+def _library() -> Finding:
+    from . import __version__
+
+    return Finding("safer-tta", "good", __version__)
+
+
+def _torch() -> Finding:
+    import torch
+
+    build = f"for CUDA {torch.version.cuda}" if torch.version.cuda else "for CPUs"
+    return Finding("torch", "good", f"{torch.__version__}, built {build}, {torch.get_num_threads()} threads")
+
+
+def _devices() -> Finding:
+    import torch
+
+    if torch.cuda.is_available():
+        names = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
+        return Finding("devices", "good", f"cpu, cuda: {', '.join(names)}")
+    if torch.backends.mps.is_available():
+        return Finding("devices", "good", "cpu, mps")
+    advice = ""
+    if torch.version.cuda and shutil.which("nvidia-smi"):
+        advice = "A GPU's driver is here and torch does not see it: the driver may be older than torch's CUDA."
+    return Finding("devices", "note" if advice else "good", "cpu alone", advice)
+
+
+def _torchvision() -> Finding:
+    """timm imports torchvision. Tried in a process of its own: a failed import leaves half a module behind."""
+    if importlib.util.find_spec("torchvision") is None:
+        return Finding("torchvision", "good", "not installed; nothing here needs it, but timm does")
+    tried = subprocess.run([sys.executable, "-c", "import torchvision"], capture_output=True, text=True, check=False)
+    version = importlib.metadata.version("torchvision")
+    if tried.returncode == 0:
+        return Finding("torchvision", "good", version)
+    return _torchvision_failed(version, tried.stderr.strip().rpartition("\n")[2])
+
+
+def _torchvision_failed(version: str, error: str) -> Finding:
+    if MISSING_OPERATOR in error:
+        return Finding(
+            "torchvision",
+            "bad",
+            f"{version} does not import: {error}",
+            "It was built for a CUDA torch and this torch is for CPUs, or the versions do not belong together. Install "
+            "both from the same place: both for CPUs, or both for CUDA. Until then timm and whatever imports "
+            "torchvision fail; safer-tta without timm does not.",
+        )
+    return Finding("torchvision", "bad", f"{version} does not import: {error}", "Install it anew, beside this torch.")
+
+
+def _extras() -> Finding:
+    missing = {
+        extra: lacking
+        for extra, names in EXTRAS.items()
+        if (lacking := [name for name in names if importlib.util.find_spec(name) is None])
+    }
+    present = [extra for extra in EXTRAS if extra not in missing]
+    found = f"complete: {', '.join(present) or 'none'}"
+    if not missing:
+        return Finding("extras", "good", found)
+    found += "; not: " + ", ".join(f"{extra} (no {', '.join(names)})" for extra, names in missing.items())
+    return Finding("extras", "note", found, f"If you want them: pip install 'safer-tta[{','.join(missing)}]'")
+
+
+def _compiler() -> Finding:
+    import torch
+
+    if torch.cuda.is_available() and importlib.util.find_spec("triton") is None:
+        return Finding("compile=True", "note", "no triton", "On a GPU torch.compile needs triton; all else works.")
+    if not torch.cuda.is_available() and not (shutil.which("g++") or shutil.which("clang++") or shutil.which("cl")):
+        advice = "On a CPU torch.compile needs a C++ compiler; all else works."
+        return Finding("compile=True", "note", "no C++ compiler", advice)
+    return Finding("compile=True", "good", "what torch.compile needs is here")
+
+
+def _allocator() -> Finding:
+    if platform.libc_ver()[0] == "glibc":
+        return Finding("memory", "good", "keep_freed_memory() works: call it once in programs that adapt on a CPU")
+    return Finding("memory", "note", "keep_freed_memory() changes nothing with this C library")
+
+
+def _cache() -> Finding:
+    from .data.domains import default_cache
+
+    folder = default_cache()
+    there = next(place for place in (folder, *folder.parents) if place.exists())
+    free = shutil.disk_usage(there).free / 2**30
+    found = f"{folder}, {free:.0f} GiB free"
+    if not os.access(there, os.W_OK):
+        return Finding("cache", "bad", f"{found}, not writable", "Set SAFER_CACHE to a folder that is.")
+    if free < 4:
+        return Finding("cache", "note", found, "Decoded PACS takes 1.4 GiB, attacked copies as much. See SAFER_CACHE.")
+    return Finding("cache", "good", found)
+
+
+def _step() -> Finding:
+    """The whole chain once, on a small network: views, pooling, a step of learning."""
+    import torch
+
+    from . import adapt
+    from .models import zoo
+
+    with tempfile.TemporaryDirectory() as folder:
+        adapted = adapt(zoo.create("small", num_classes=3), seed=0)
+        prediction = adapted(torch.rand(4, 3, 32, 32))
+        adapted.save(os.path.join(folder, "state.safetensors"))
+    if not bool(torch.isfinite(prediction.probs).all()):
+        return Finding("a step of adaptation", "bad", "non-finite answers", "Please report this with all of the above.")
+    return Finding("a step of adaptation", "good", "four images, five views each: answered, learnt from, state saved")
+
+
+LOOKS: tuple[Callable[[], Finding], ...] = (
+    _python, _library, _torch, _devices, _torchvision, _extras, _compiler, _allocator, _cache, _step,
+)  # fmt: skip
+
+
+def describe(finding: Finding) -> str:
+    mark = {"good": "  ", "note": "! ", "bad": "✗ "}[finding.state]
+    advice = f"\n{'':24}→ {finding.advice}" if finding.advice else ""
+    return f"{mark}{finding.what:22}{finding.found}{advice}"
+
+
+if __name__ == "__main__":
+    findings = []
+    for finding in examine():
+        findings.append(finding)
+        sys.stdout.write(describe(finding) + "\n")
+    sys.exit(any(finding.state == "bad" for finding in findings))

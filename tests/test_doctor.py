@@ -1,0 +1,81 @@
+"""`safer doctor`: what it says of this machine, and of machines with known traps."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from safer_tta import doctor
+
+STATES = {"good", "note", "bad"}
+
+
+def test_every_look_ends_in_a_finding_with_words():
+    findings = list(doctor.examine())
+    assert len(findings) == len(doctor.LOOKS) == len({finding.what for finding in findings})
+    for finding in findings:
+        assert finding.state in STATES
+        assert finding.found
+        assert (finding.state == "bad") <= bool(finding.advice)
+
+
+@pytest.mark.parametrize("command", [["-m", "safer_tta.cli", "doctor", "--json"], ["-m", "safer_tta.doctor"]])
+def test_the_commands_say_the_same_and_fail_when_something_is_bad(command):
+    run = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False)
+    if "--json" in command:
+        found = json.loads(run.stdout)
+        assert found["a step of adaptation"]["state"] == "good"
+        assert run.returncode == any(finding["state"] == "bad" for finding in found.values())
+    else:
+        assert "a step of adaptation" in run.stdout
+        assert run.returncode == ("✗" in run.stdout)
+
+
+def package(folder, name, body):
+    (folder / name).mkdir()
+    (folder / name / "__init__.py").write_text(body)
+    metadata = folder / f"{name}-0.28.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.28.0\n")
+
+
+@pytest.mark.parametrize(
+    ("body", "state", "words"),
+    [
+        ("raise RuntimeError('operator torchvision::nms does not exist')", "bad", "both for CPUs, or both for CUDA"),
+        ("import nothing_of_that_name", "bad", "Install it anew"),
+        ("", "good", ""),
+    ],
+)
+def test_a_torchvision_that_does_not_fit_is_told(tmp_path, body, state, words):
+    """A process whose torchvision is ours: broken in the way that is met, in another way, and not at all."""
+    package(tmp_path, "torchvision", body)
+    program = (
+        "import dataclasses, json; from safer_tta import doctor; "
+        "print(json.dumps(dataclasses.asdict(doctor._torchvision())))"
+    )
+    environment = {"PYTHONPATH": str(tmp_path), "PATH": "/usr/bin:/bin"}
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment)
+    found = json.loads(run.stdout)
+    assert found["state"] == state
+    assert words in found["advice"]
+    assert "0.28.0" in found["found"]
+
+
+def test_a_cache_that_cannot_be_written_is_told(tmp_path, monkeypatch):
+    monkeypatch.setenv("SAFER_CACHE", str(tmp_path / "cache"))
+    assert doctor._cache().state in {"good", "note"}
+    monkeypatch.setattr(doctor.os, "access", lambda *_: False)  # root may write everywhere
+    assert doctor._cache().state == "bad"
+
+
+def test_missing_extras_are_named(monkeypatch):
+    real = doctor.importlib.util.find_spec
+    monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda name: None if name == "timm" else real(name))
+    finding = doctor._extras()
+    assert finding.state == "note"
+    assert "models (no timm)" in finding.found
+    assert "safer-tta[models]" in finding.advice
