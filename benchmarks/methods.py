@@ -64,7 +64,7 @@ def page(rows: list[dict]) -> str:
         "| method | plain 0 % | 50 % | 100 % | SAFER 0 % | 50 % | 100 % | ms/step plain | SAFER |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
-    for name in NAMES:
+    for name in (name for name in NAMES if any(row["method"] == name for row in rows)):
         cells = []
         for predictor in PREDICTORS:
             for rate in RATES:

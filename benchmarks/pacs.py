@@ -84,30 +84,43 @@ def page(path: Path, attacks: Path, seeds: int = 3) -> str:
     return "\n".join([*parts, fooled([json.loads(line) for line in lines(attacks)]), cost(kept)])
 
 
+def main_runs(kept: Sequence[dict[str, Any]]) -> list[tuple[str, Any]]:
+    """(name, cell) of every run of the main table, done or not."""
+    cells, names, _, _ = planned("main", kept, seeds=3)
+    return list(zip(names, cells, strict=True))
+
+
 def section(name: str, place: Place, kept: Sequence[dict[str, Any]], seeds: int) -> str:
     """A plan's tables, or nothing where none of its runs is done."""
-    from safer_tta.bench import plan as plans
     from safer_tta.bench import tables
-    from safer_tta.bench.graph import graph, size_for
     from safer_tta.bench.publish import Study, markdown
-    from safer_tta.data import Dataset
-    from safer_tta.data.domains import KNOWN
 
     if not kept:
         return ""
-    defined = kept[0]["defined_by"]
-    known = KNOWN["pacs"]
-    dataset = Dataset("pacs", tuple(known.domains), ("",) * known.classes, _absent, defined["dataset"])
-    cells = plans.cells(plans.load(name), dataset, seeds=seeds)
-    size = size_for("pacs", weights=f"hash:{defined['source']['recipe']['weights']}", **settings(name))
-    made, runs = graph(cells, dataset, size)
-    study = Study(name, plans.load(name), "pacs", cells, made, runs)
+    cells, runs, made, plan = planned(name, kept, seeds)
+    study = Study(name, plan, "pacs", cells, made, runs)
     found, problems = study.found(place)
     assert not problems, problems
     if not found:
         return ""
     counted = f"{len({row['run'] for _, row in found})} of {len(set(runs))} runs.\n"
     return markdown(study, tables.tables(study.plan, found, "pacs")).replace("\n# ", "\n## ") + "\n" + counted
+
+
+def planned(name: str, kept: Sequence[dict[str, Any]], seeds: int) -> tuple[list[Any], list[str], list[Any], Any]:
+    """(cells, names of their runs, tasks, the plan), without data or weights: rows know what they were made from."""
+    from safer_tta.bench import plan as plans
+    from safer_tta.bench.graph import graph, size_for
+    from safer_tta.data import Dataset
+    from safer_tta.data.domains import KNOWN
+
+    defined, known = kept[0]["defined_by"], KNOWN["pacs"]
+    dataset = Dataset("pacs", tuple(known.domains), ("",) * known.classes, _absent, defined["dataset"])
+    plan = plans.load(name)
+    cells = plans.cells(plan, dataset, seeds=seeds)
+    size = size_for("pacs", weights=f"hash:{defined['source']['recipe']['weights']}", **settings(name))
+    made, runs = graph(cells, dataset, size)
+    return cells, runs, made, plan
 
 
 def _absent(name: str) -> Any:

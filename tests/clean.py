@@ -6,9 +6,6 @@ import tempfile
 from importlib import resources
 from pathlib import Path
 
-EXTRAS = ("typer", "rich", "pydantic", "PIL", "duckdb", "fastapi", "httpx", "timm", "ray", "matplotlib", "safetensors")
-assert not [name for name in EXTRAS if importlib.util.find_spec(name)], "this environment is not clean"
-
 import torch
 
 import safer_tta
@@ -18,6 +15,8 @@ from safer_tta.data import ArrayStore, StreamSpec, open_dataset
 from safer_tta.data.store import digest_file
 from safer_tta.training import THREAT, attacked_copies, source_recipe, surrogate_recipe, train_source, train_surrogate
 
+EXTRAS = ("typer", "rich", "pydantic", "PIL", "duckdb", "fastapi", "httpx", "timm", "ray", "matplotlib", "safetensors")
+assert not [name for name in EXTRAS if importlib.util.find_spec(name)], "this environment is not clean"
 assert "site-packages" in safer_tta.__file__, "imported from the source tree"
 assert (resources.files("safer_tta") / "py.typed").is_file(), "no type information in the wheel"
 assert not [finding for finding in doctor.examine() if finding.state == "bad"]
@@ -36,4 +35,6 @@ with tempfile.TemporaryDirectory() as name:  # train, attack, run: none of it ne
     row = perform(Run(predictor="safer-gate", stream=StreamSpec(attack_rate=50)), setting, folder / "runs")
 assert 0 <= row["accuracy"] <= 100
 
-sys.stdout.write(f"safer-tta {safer_tta.__version__} with torch {torch.__version__} alone: imported, adapted, attacked\n")
+sys.stdout.write(
+    f"safer-tta {safer_tta.__version__} with torch {torch.__version__} alone: imported, adapted, attacked\n"
+)

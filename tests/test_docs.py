@@ -20,11 +20,11 @@ from safer_tta.training import source_recipe, train_source
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-NOT_CODE = {"", "toml", "text", "json", "python no-run"}
+NOT_CODE = {"", "toml", "text", "json", "{.python .no-run}"}
 FEW_NO_RUN = 4  # of all pages together: code for packages that are not here
 
 # What a page takes for granted. Commands are made small, and trainings on a dataset that is not here use the embedded.
-PRELUDE = '''
+PRELUDE = """
 import atexit, shlex, subprocess, sys, time, urllib.request
 import torch, safer_tta
 torch.manual_seed(0)
@@ -47,7 +47,7 @@ def serve(command, port):
             assert server.poll() is None, "the server has stopped"
             time.sleep(0.25)
     raise AssertionError("the server does not answer")
-'''
+"""
 SMALLER = [
     (r"--architecture resnet50 --weights WEIGHTS.safetensors", ""),
     (r"--weights WEIGHTS.safetensors --architecture resnet50 --device cuda", ""),
@@ -137,7 +137,7 @@ def test_a_page_does_what_it_says(page, folder):
 
 
 def test_little_is_not_run():
-    assert sum(kind == "python no-run" for page in PAGES for kind, _ in blocks(page)) <= FEW_NO_RUN
+    assert sum(kind == "{.python .no-run}" for page in PAGES for kind, _ in blocks(page)) <= FEW_NO_RUN
 
 
 def test_pages_have_code_to_run():
@@ -155,7 +155,9 @@ def test_extras_that_pages_name_exist():
     assert {extra for names in named for extra in names.split(",")} <= set(extras)
 
 
-@pytest.mark.parametrize("command", sorted({c for p in PAGES for k, b in blocks(p) if k == "bash" for c in commands(b)}))
+@pytest.mark.parametrize(
+    "command", sorted({c for p in PAGES for k, b in blocks(p) if k == "bash" for c in commands(b)})
+)
 def test_options_of_commands_exist(command):
     """Also those that the pages' own runs leave out or make smaller."""
     words = shlex.split(command)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import statistics
 from pathlib import Path
+
+import pytest
 
 from safer_tta.bench import plan, tables
 from safer_tta.data import open_dataset
@@ -32,11 +35,14 @@ def test_the_methods_page_is_built_from_its_rows():
 def test_the_soak_page_is_built_from_its_rows_and_rollbacks_hold():
     soak = benchmark("soak")
     rows = soak.read(ROOT / "docs" / "results" / "soak.jsonl")
-    assert {(row["method"], row["kind"]) for row in rows} == {(m, k) for m in METHODS for k in (*soak.KINDS, "memory")}
+    soaked = {row["method"] for row in rows}
+    assert len(soaked) >= 16
+    assert soaked <= set(METHODS)
+    assert {(row["method"], row["kind"]) for row in rows} == {(m, k) for m in soaked for k in (*soak.KINDS, "memory")}
     assert (ROOT / "docs" / "results" / "soak.md").read_text().startswith(soak.page(rows))
-    soaked = [row for row in rows if row["kind"] != "memory"]
-    assert all(row["finite"] for row in soaked)
-    missed = [(row["method"], row["kind"]) for row in soaked if row["rolled_back"] < row["start"] - 1.0]
+    streams = [row for row in rows if row["kind"] != "memory"]
+    assert all(row["finite"] for row in streams)
+    missed = [(row["method"], row["kind"]) for row in streams if row["rolled_back"] < row["start"] - 1.0]
     assert missed == [("cotta", "noise")]  # as the page says
     assert all(row["end_mb"] < row["early_mb"] * 1.02 for row in rows if row["kind"] == "memory")
 
@@ -101,6 +107,40 @@ def test_the_pacs_page_is_built_from_its_rows():
     assert len({row["run"] for row in rows}) == len(rows)
     assert all(row["device"] == "NVIDIA H200" and row["precision"] == "bfloat16" for row in rows)
     assert pacs.page(results / "pacs.jsonl", results / "pacs-attacks.jsonl") in (results / "pacs.md").read_text()
+    attacks = [json.loads(line) for line in (results / "pacs-attacks.jsonl").read_text().splitlines()]
+    assert all(fact["surrogate_attacked"] < 1 for fact in attacks)
+
+
+def test_the_page_on_the_gate_is_built_from_its_rows():
+    results = ROOT / "docs" / "results"
+    files = [results / f"{name}.jsonl" for name in ("beyond-synthetic", "gate-first", "pacs")]
+    assert benchmark("beyond").page(*files) in (ROOT / "docs" / "beyond.md").read_text()
+
+
+QUOTED = {"no adaptation": ("none", "plain"), "Tent": ("tent", "plain")}
+QUOTED |= {"Tent + SAFER": ("tent", "safer"), "Tent + SAFER-A": ("tent", "safer-a")}
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/threat.md"])
+def test_pages_quote_the_averages_of_the_main_table_on_pacs(page):
+    rows = [json.loads(line) for line in (ROOT / "docs/results/pacs.jsonl").read_text().splitlines()]
+    main = {task for task, _ in benchmark("pacs").main_runs(rows)}
+    table = (ROOT / page).read_text().partition("| half attacked | all attacked |")[2].partition("\n\n")[0]
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines() if "%" not in line]
+    quoted = {line[0]: line[1:] for line in lines if line[0] in QUOTED}
+    assert quoted.keys() == QUOTED.keys()
+    for name, figures in quoted.items():
+        for rate, figure in zip((0, 50, 100), figures, strict=True):
+            found = [
+                row["accuracy"]
+                for row in rows
+                if (row["method"], row["predictor"]) == QUOTED[name]
+                and row["attack_rate"] == rate
+                and row["run"] in main
+                and row["defined_by"]["source"]["recipe"]["attack"] is None
+            ]
+            assert len(found) % 4 == 0
+            assert f"{statistics.mean(found):.1f}" == figure
 
 
 def test_the_service_costs_at_most_a_quarter_more_than_the_library():

@@ -114,6 +114,14 @@ def on_cuda(name: str, safer: object = SAFER, **options: object) -> Method:
     return safer_tta.adapt(small_net(), name, safer, seed=0, validate=False, **options).to("cuda")
 
 
+@needs_cuda
+@pytest.mark.parametrize("name", REPEATING)
+def test_a_model_that_is_on_cuda_already_is_adapted_there(name):
+    here, moved = safer_tta.adapt(small_net().cuda(), name, SAFER, seed=0, validate=False), on_cuda(name)
+    for images in batches(3):
+        torch.testing.assert_close(here(images).probs, moved(images).probs, rtol=0, atol=1e-5)
+
+
 def many(count: int) -> list[torch.Tensor]:
     return [*batches(count), batches(1)[0][:3]]
 

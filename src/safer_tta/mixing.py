@@ -157,7 +157,11 @@ def create(mixing: str | Mapping[str, Any] | Mixer | None) -> Mixer | None:
 
 
 def settings(mixing: Mixer | None) -> dict[str, Any] | None:
-    """What `create` makes it from again."""
-    if isinstance(mixing, Gate):
-        return {"name": "gate", **dataclasses.asdict(mixing)}
-    return dataclasses.asdict(mixing) if isinstance(mixing, Mixing) else None
+    """What `create` makes it from again; of a mixing from elsewhere, what tells it from others."""
+    if mixing is None:
+        return None
+    if type(mixing) is Mixing:
+        return dataclasses.asdict(mixing)
+    options = dataclasses.asdict(mixing) if dataclasses.is_dataclass(mixing) else {}
+    known = next((name for name, made in MIXINGS.items() if made is type(mixing)), type(mixing).__qualname__)
+    return {"name": known, **options}

@@ -34,6 +34,8 @@ def rule(name: str) -> Callable[[Rule], Rule]:
     """Register a function of (probs, features) -> raw weights, (V,B) or (V,1) where the batch shares them."""
 
     def register(function: Rule) -> Rule:
+        if name in RULES:
+            raise ValueError(f"two pooling rules are called {name!r}")
         RULES[name] = function
         return function
 

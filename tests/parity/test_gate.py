@@ -194,3 +194,14 @@ def test_settings_make_it_again():
     gate = Gate(cost=7)
     assert mixing.create(mixing.settings(gate)) == gate
     assert mixing.create("gate") == Gate()
+
+
+def test_a_mixing_from_elsewhere_is_told_from_others():
+    """Runs are named by what their settings say: two mixings must not share a name."""
+
+    class Elsewhere(Gate):
+        pass
+
+    assert mixing.settings(Elsewhere())["name"].endswith("Elsewhere")
+    assert mixing.settings(Gate())["name"] == "gate"
+    assert mixing.settings(None) is None

@@ -66,6 +66,8 @@ class Method(Stateful):
         self.optimizer: Optimizer | None = None
         if parameters:
             self.optimizer = self.state.optimizers["optimizer"] = self.build_optimizer(parameters, lr)
+        if self.classifier.device.type == "cuda":
+            self.state.to(self.classifier.device)  # a model that is there already has the optimisers of a GPU, too
         self.state.declare_adapted()
         self._initial = self.state.snapshot()
 

@@ -119,7 +119,8 @@ class Stateful:
 
     @alone
     def export(self) -> nn.Module:
-        """The adapted model on its own, in eval mode. It takes what the original model took: normalised images.
+        """The adapted model on its own, in eval mode. It takes what the original model took: normalised images. Methods
+        that answer with more than the model (a teacher, prototypes: cotta, rotta, t3a) leave that behind.
 
         After a method that drops the running statistics (Tent) its batch norms use each batch's own, in eval mode too;
         after one that keeps them (BN, PL) they use the running ones, as any model does in eval mode.

@@ -90,6 +90,8 @@ def operator(
     """
 
     def register(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        if function.__name__ in OPERATORS:
+            raise ValueError(f"two operators are called {function.__name__!r}")
         OPERATORS[function.__name__] = Operator(function.__name__, function, sampler, prepare, smoothing, random)
         return function
 

@@ -107,6 +107,8 @@ class Pipeline:
 
 def preset(function: Preset) -> Preset:
     """Register a function of (number of operators, generator) that names the operators of one pipeline."""
+    if function.__name__ in PRESETS:
+        raise ValueError(f"two presets are called {function.__name__!r}")
     PRESETS[function.__name__] = function
     return function
 

@@ -1,0 +1,66 @@
+"""The picture of the README: an attacked image, its views, what each says of it, and the one that is dropped.
+
+python benchmarks/picture.py --folder demo/picture --target photo --out docs/views.png
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+
+from safer_tta.bench.qualitative import one_attacked_image
+from safer_tta.bench.report import View
+from safer_tta.data import ArrayStore, excerpt, open_dataset
+from safer_tta.data.store import digest_file
+from safer_tta.training import attacked_copies, source_recipe, surrogate_recipe, train_source, train_surrogate
+
+RIGHT, WRONG, QUIET = "#1a7f37", "#b42318", "#57606a"
+
+
+def views(folder: Path, target: str) -> list[View]:
+    data = open_dataset("synthetic")
+    source = train_source(data, target, source_recipe("synthetic"), folder / f"{target}.src.safetensors")
+    path = folder / f"{target}.sur.safetensors"
+    surrogate = train_surrogate(data.domain(target), surrogate_recipe("synthetic"), path)
+    domain = excerpt(data.domain(target), 512, 0)
+    attacked = attacked_copies(domain, surrogate, ArrayStore(folder / "a"), source=digest_file(path))
+    return one_attacked_image(source, domain, attacked, seed=0)
+
+
+def draw(shown: list[View], out: Path) -> None:
+    figure, axes = plt.subplots(1, len(shown), figsize=(2 * len(shown), 3.1), dpi=110, facecolor="white")
+    for axis, view in zip(axes, shown, strict=True):
+        axis.imshow(view.image.transpose(1, 2, 0), interpolation="nearest")
+        axis.set_xticks([])
+        axis.set_yticks([])
+        axis.set_title(view.title, fontsize=10, color=WRONG if view.dropped else "black")
+        said = f"“{view.predicted}” {100 * view.confidence:.0f} %"
+        axis.set_xlabel(said, fontsize=10, color=RIGHT if view.right else WRONG)
+        for spine in axis.spines.values():
+            spine.set(color=WRONG if view.dropped else QUIET, linewidth=3 if view.dropped else 1)
+        below = {"transform": axis.transAxes, "ha": "center", "va": "top", "fontsize": 8, "color": QUIET}
+        axis.text(0.5, -0.2, "\n".join(words(view)), **below)
+    figure.savefig(out, bbox_inches="tight", metadata={"Software": None})
+
+
+def words(view: View) -> list[str]:
+    if view.reliability is None:
+        return []
+    weight = "dropped" if view.dropped else f"weight {view.weight:.2f}"
+    return [f"reliability {view.reliability:.2f}, {weight}", *view.operators]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, default=Path("demo/picture"))
+    parser.add_argument("--target", default="photo")
+    parser.add_argument("--out", type=Path, required=True)
+    o = parser.parse_args()
+    o.folder.mkdir(parents=True, exist_ok=True)
+    draw(views(o.folder, o.target), o.out)
+
+
+if __name__ == "__main__":
+    main()
