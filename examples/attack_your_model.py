@@ -6,6 +6,7 @@ that. Such perturbations transfer.
 
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ from safer_tta.training import source_recipe, surrogate_recipe, train_source, tr
 
 TARGET = "photo"
 RATES = (0, 50, 100)  # percent of every batch
-SETTINGS = {
+SETTINGS: dict[str, dict[str, Any]] = {
     "none": {"method": "none", "safer": False},
     "Tent": {"method": "tent", "safer": False},
     "Tent + SAFER": {"method": "tent", "safer": True},
@@ -50,11 +51,11 @@ def accuracy(method: safer_tta.Method, stream: Stream) -> float:
 def main() -> None:
     dataset = open_dataset("synthetic", count=320)
     domain = dataset.domain(TARGET)
-    few = {"lr": 2e-3}  # few steps at a high rate; `safer demo` trains for longer
+    # Few steps at a high rate; `safer demo` trains for longer.
     with tempfile.TemporaryDirectory() as folder:
-        recipe = source_recipe("synthetic", steps=80, batch=16, **few)
+        recipe = source_recipe("synthetic", steps=80, batch=16, lr=2e-3)
         source = train_source(dataset, TARGET, recipe, Path(folder) / "source.safetensors")
-        recipe = surrogate_recipe("synthetic", steps=40, batch=32, **few)
+        recipe = surrogate_recipe("synthetic", steps=40, batch=32, lr=2e-3)
         surrogate = train_surrogate(domain, recipe, Path(folder) / "surrogate.safetensors")
 
     attacked = attack(surrogate, domain)

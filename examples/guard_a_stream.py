@@ -19,8 +19,7 @@ from safer_tta.training import source_recipe, train_source
 
 TARGET = "sketch"
 CLEAN, GARBAGE, HELD_OUT = 20, 40, 6  # batches
-# Thirty times the usual rate: a short script then shows what a long stream does slowly.
-LR = 0.03
+LR = 0.03  # far above the usual rate: a short script then shows what a long stream does slowly
 
 
 def stuck(domain: Domain) -> Iterator[Tensor]:

@@ -1,4 +1,4 @@
-"""Your own network, trained your own way: declare its normalisation, adapt it, read the report, save and go on later."""
+"""A network of your own: declare its normalisation, adapt it, read the report, save the state and go on later."""
 
 import tempfile
 from pathlib import Path
@@ -89,8 +89,7 @@ def main() -> None:
 
     # Half of the stream, then a file; another process would wrap the same model and load it.
     adapted.reset()
-    for prediction in adapted.stream(batches[:4]):
-        pass
+    *_, prediction = adapted.stream(batches[:4])
     show(prediction, int(batches[3].labels[0]), dataset.classes)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "stream.safetensors"

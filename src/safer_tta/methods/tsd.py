@@ -2,8 +2,9 @@
 
 Wang et al., "Feature alignment and uniformity for test time adaptation", CVPR 2023.
 Objective: KL(softmax(similarity to the prototypes) ‖ prediction), summed over classes, averaged over the batch; the
-prediction is not differentiated. Similarity is the cosine. All parameters but the head's
-(which gets no gradient) learn, batch norms are in train mode. The answer is the model's own, made before the update. The paper's local-clustering term has weight 0 in the experiments.
+prediction is not differentiated. Similarity is the cosine. All parameters but the head's (it gets no gradient) learn,
+batch norms are in train mode. The answer is the model's own, made before the update. The paper's local-clustering term
+has weight 0 in the experiments.
 
 `released=True` is what the released experiments computed: probabilities enter the softmax as if they were logits, and
 feature and prototype are scaled by their l1 norms.
