@@ -63,11 +63,11 @@ def guard_a_stream(output: str) -> None:
     warned, rolled_back, frozen, noise = after
     assert min(before) > 90
     assert warned < 50, "without a guard the garbage is learnt"
-    assert min(rolled_back, frozen) > warned + 20
+    assert min(rolled_back, frozen) > warned + 30
     assert re.search(r"collapses [1-9]\d*, rollbacks [1-9]", parts[1])
     assert parts[2].rstrip().endswith("frozen")
-    assert "collapse" not in parts[3], "noise is answered with many classes"
-    assert numbers(parts[3], "after guard.rollback()")[0][0] > noise + 20
+    assert noise < 90
+    assert numbers(parts[3], "after guard.rollback()")[0][0] > noise + 5
 
 
 @shows
