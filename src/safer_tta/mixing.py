@@ -162,6 +162,6 @@ def settings(mixing: Mixer | None) -> dict[str, Any] | None:
         return None
     if type(mixing) is Mixing:
         return dataclasses.asdict(mixing)
-    options = dataclasses.asdict(mixing) if dataclasses.is_dataclass(mixing) else {}
+    options: dict[str, Any] = dataclasses.asdict(mixing) if dataclasses.is_dataclass(mixing) else {}
     known = next((name for name, made in MIXINGS.items() if made is type(mixing)), type(mixing).__qualname__)
     return {"name": known, **options}
