@@ -15,7 +15,7 @@ BATCH = 32
 
 
 def perturbed(images: Tensor) -> Tensor:
-    """One shade up or down in every pixel: smoothing takes most of it away, so only view 0 carries it in full."""
+    """Every value up or down by as much: smoothing takes most of it away, so only view 0 carries it in full."""
     signs = torch.randn(images.shape, generator=torch.Generator().manual_seed(0)).sign()
     return (images + 0.2 * signs).clamp(0, 1)
 

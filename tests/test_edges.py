@@ -536,3 +536,50 @@ def test_views_made_side_by_side_are_the_same_views(inference):
         torch.testing.assert_close(together, alone, rtol=0, atol=1e-6)
     finally:
         torch.set_num_threads(before)
+
+
+# --- what new users ran into ------------------------------------------------------------------------------------------
+
+
+def test_a_domain_is_not_a_list_of_domains_and_floats_are_not_bytes():
+    domain = safer_tta.data.open_dataset("synthetic", count=14).domain("sketch")
+    with pytest.raises(ValueError, match=r"expected a list of them, such as \[domain\]"):
+        safer_tta.data.Stream(domain, safer_tta.data.StreamSpec())
+    floats = domain.images.astype("float32") / 255
+    with pytest.raises(ValueError, match=r"float32 .*expected uint8"):
+        safer_tta.data.Stream([domain], safer_tta.data.StreamSpec(attack_rate=50), [floats])
+
+
+def test_a_guard_streams_as_its_method_does(model, images):
+    guarded = safer_tta.Guard(safer_tta.adapt(model, seed=0))
+    method = safer_tta.adapt(model, seed=0)
+    for ours, theirs in zip(
+        guarded.stream([images, images], prefetch=False), method.stream([images, images], prefetch=False), strict=True
+    ):
+        assert torch.equal(ours.probs, theirs.probs)
+
+
+def test_a_model_by_the_path_of_its_file():
+    from safer_tta.training.backbone import SHIPPED
+
+    assert (
+        safer_tta.models.zoo.create(SHIPPED).state_dict().keys()
+        == safer_tta.models.zoo.create("small").state_dict().keys()
+    )
+
+
+def test_a_cell_that_defines_a_method_may_run_twice_and_nobody_else():
+    from safer_tta.methods.registry import METHODS, describe, register
+
+    def cell(module: str) -> None:
+        made = type("Mine", (METHODS["none"],), {"__module__": module})
+        register("mine")(made)
+
+    try:
+        cell("__main__")
+        cell("__main__")
+        assert describe("mine")["updates"] == "none"
+        with pytest.raises(ValueError, match="two methods are called 'mine'"):
+            cell("elsewhere")
+    finally:
+        METHODS.pop("mine", None)

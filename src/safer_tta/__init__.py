@@ -10,10 +10,11 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from . import attacks, guards, methods, mixing, models, pooling, predictors, views
+    from . import attacks, data, guards, methods, mixing, models, pooling, predictors, training, views
     from .allocator import keep_freed_memory
     from .api import adapt
     from .gate import Gate
+    from .guards import Guard
     from .methods import Method
     from .mixing import Mixing
     from .models import Classifier
@@ -27,6 +28,7 @@ __all__ = [
     "Classifier",
     "Defended",
     "Gate",
+    "Guard",
     "Method",
     "Mixing",
     "Plain",
@@ -35,6 +37,7 @@ __all__ = [
     "Safer",
     "adapt",
     "attacks",
+    "data",
     "guards",
     "keep_freed_memory",
     "methods",
@@ -42,12 +45,13 @@ __all__ = [
     "models",
     "pooling",
     "predictors",
+    "training",
     "views",
 ]
 
 # Names are fetched when they are asked for: `safer --help` need not wait for torch.
 _HOMES = {"adapt": "api", "keep_freed_memory": "allocator"}
-_HOMES |= {"Gate": "gate", "Method": "methods", "Mixing": "mixing", "Classifier": "models"}
+_HOMES |= {"Gate": "gate", "Guard": "guards", "Method": "methods", "Mixing": "mixing", "Classifier": "models"}
 _HOMES |= dict.fromkeys(("Defended", "Plain", "Prediction", "Predictor", "Safer"), "predictors")
 
 

@@ -175,7 +175,8 @@ class Guard:
         self.method.load_state_dict(snapshot)
         self._start_over()
 
-    def stream(self, batches: Iterable[Any]) -> Iterator[Prediction]:
+    def stream(self, batches: Iterable[Any], *, prefetch: bool = False) -> Iterator[Prediction]:
+        """As a method's. prefetch changes nothing: a guard looks at every answer before the next batch."""
         for batch in batches:
             yield self(batch[0] if isinstance(batch, (tuple, list)) else batch)
 

@@ -68,6 +68,8 @@ class Stream:
     def __init__(
         self, domains: Sequence[Domain], spec: StreamSpec, attacked: Sequence[NDArray[np.uint8]] | None = None
     ) -> None:
+        if isinstance(domains, Domain):
+            raise DataError(f"domains is the domain {domains.name!r} itself; expected a list of them, such as [domain]")
         if attacked is None and spec.attack_rate > 0:
             raise DataError(f"attack_rate is {spec.attack_rate} and there are no attacked images; make them first")
         if len(domains) > 1 and spec.order not in ("continual", "mixed"):
@@ -77,9 +79,10 @@ class Stream:
                 f"{len(attacked)} sets of attacked copies came for {len(domains)} domains; expected one each"
             )
         for domain, copies in zip(domains, attacked or (), strict=False):
-            if copies.shape != domain.images.shape:
+            if copies.shape != domain.images.shape or copies.dtype != np.uint8:
                 raise DataError(
-                    f"the attacked copies of {domain.name} are {copies.shape}; expected {domain.images.shape}"
+                    f"the attacked copies of {domain.name} are {copies.dtype} {copies.shape}; expected uint8 "
+                    f"{domain.images.shape}. Of floats in [0,1]: (copies * 255).round().astype('uint8')"
                 )
         self.domains, self.spec, self.attacked = list(domains), spec, attacked
         self.order = ORDERS[spec.order](self.domains, spec.seed)[: spec.limit]

@@ -22,7 +22,8 @@ def register(name: str) -> Callable[[M], M]:
     """Make a Method known under a name."""
 
     def decorate(cls: M) -> M:
-        if name in METHODS:
+        again = name in METHODS and METHODS[name].__qualname__ == cls.__qualname__ and cls.__module__ == "__main__"
+        if name in METHODS and not again:  # a notebook's cell may be run twice
             raise ValueError(f"two methods are called {name!r}: {METHODS[name].__module__} and {cls.__module__}")
         cls.name = name
         METHODS[name] = cls
@@ -57,8 +58,8 @@ def describe(name: str) -> dict[str, str]:
     paper = re.search(r'([A-Z][^\n"]*?), "([^"]+)",\s+([^\n]*?\d{4})', text)
     return {
         "updates": cls.updates,
-        "cost": cls.cost,
-        "what": text.splitlines()[0],
+        "cost": getattr(cls, "cost", ""),
+        "what": text.partition("\n")[0],
         "paper": "" if paper is None else " ".join(f'{paper[1]}, "{paper[2]}", {paper[3]}'.split()),
     }
 

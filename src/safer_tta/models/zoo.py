@@ -23,7 +23,9 @@ OWN: dict[str, Callable[..., nn.Module]] = {
 }
 
 
-def create(name: str, *, num_classes: int | None = None, weights: str | os.PathLike[str] | None = None) -> nn.Module:
+def create(
+    name: str | os.PathLike[str], *, num_classes: int | None = None, weights: str | os.PathLike[str] | None = None
+) -> nn.Module:
     """Build a model.
 
     name: `small`, `resnet18`, `resnet34`, `resnet50`, `timm:NAME` (extra `[models]`), `torchvision:NAME`, or the path
@@ -32,6 +34,7 @@ def create(name: str, *, num_classes: int | None = None, weights: str | os.PathL
     weights: a local safetensors file. A head of another size is left at its fresh initialisation.
         `mean` and `std` in the file's header come along as `model.pretrained_cfg`.
     """
+    name = os.fspath(name)
     if name.endswith(".safetensors"):
         name, weights = _architecture(name), name
     tensors, metadata = tensorfile.read(weights) if weights is not None else ({}, {})

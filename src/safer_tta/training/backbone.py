@@ -23,7 +23,7 @@ IMAGES = 9000
 
 
 def make_backbone(path: str | os.PathLike[str], recipe: Recipe = RECIPE, images: int = IMAGES, **options: Any) -> None:
-    """Pretrain on glyphs and write the result in half precision, without its head."""
+    """Pretrain on glyphs and write the result in half precision, head included: it says how many classes there were."""
     pictures, labels = glyphs(images, seed=recipe.seed)
     domain = Domain("glyphs", "glyphs", pictures, labels, tuple(CHARACTERS), digest_arrays(pictures, labels))
     full = Path(path).with_suffix(".full.safetensors")
