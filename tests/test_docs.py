@@ -1,4 +1,8 @@
-"""Every snippet and command of README and docs is carried out, page by page, top to bottom, in an empty folder."""
+"""Snippets and commands of README and docs are carried out, page by page, top to bottom, in an empty folder.
+
+Not to the letter: `safer` commands are made small (SMALLER), of `safer demo` only the help is asked (tests/test_demo.py
+runs it), of `make` a dry run, of scripts whether they exist, and nothing is installed.
+"""
 
 from __future__ import annotations
 

@@ -150,3 +150,26 @@ def test_the_service_costs_at_most_a_quarter_more_than_the_library():
     assert latency["service"]["batch"] == 64
     assert latency["service"]["ratio"] <= 1.25
     assert max(row["streams"] for row in rows if row["section"] == "throughput") >= 64
+
+
+def test_figures_quoted_in_the_text_have_their_rows():
+    """Budgets on the page of threats and batch sizes on the page of methods: Art Painting, seed 0, Tent."""
+    rows = [json.loads(line) for line in (ROOT / "docs/results/pacs.jsonl").read_text().splitlines()]
+
+    def quoted(predictor, rate, eps=8, batch=64):
+        (found,) = {
+            round(row["accuracy"], 1)
+            for row in rows
+            if (row["target"], row["method"], row["predictor"], row["seed"]) == ("art_painting", "tent", predictor, 0)
+            and (row["attack_rate"], row["batch"], row["draw"], row["limit"]) == (rate, batch, "exact", None)
+            and (rate == 0 or round(255 * row["eps"]) == eps)
+            and row["predictor_options"].get("pool", "cc_drop") == "cc_drop"
+            and row["predictor_options"].get("views", 4) == 4
+        }
+        return f"{found} %"
+
+    threat, choose = ((ROOT / "docs" / f"{page}.md").read_text() for page in ("threat", "choose"))
+    safer, tent = ([quoted(predictor, 100, eps=eps) for eps in (2, 16)] for predictor in ("safer", "plain"))
+    assert f"SAFER is at {safer[0]} for 2/255 and {safer[1]} for 16/255, Tent at {tent[0]} and {tent[1]}." in threat
+    sizes = [quoted("safer", 0, batch=batch) for batch in (16, 4, 1)]
+    assert f"is at {sizes[0]} with batches of 16, {sizes[1]} with 4, {sizes[2]} with 1" in choose
