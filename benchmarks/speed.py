@@ -68,9 +68,11 @@ def pictures(batch: int, side: int) -> torch.Tensor:
     return torch.rand(batch, 3, side, side, generator=torch.Generator().manual_seed(0)).to(DEVICE)
 
 
-def adapted(architecture: str, method: str, views: int, way: Way = ("float32", False)) -> safer_tta.Method:
+def adapted(
+    architecture: str, method: str, views: int, way: Way = ("float32", False), **options: Any
+) -> safer_tta.Method:
     """A method at work. On CUDA nobody looks at the images' values: that would wait for the step before."""
-    model, safer = zoo.create(architecture, num_classes=7), {"views": views} if views else False
+    model, safer = zoo.create(architecture, num_classes=7), {"views": views, **options} if views else False
     look = DEVICE == "cpu"
     return safer_tta.adapt(
         model, method, safer, seed=0, precision=way[0], compile=way[1], validate=look
@@ -118,6 +120,23 @@ def accelerated(o: argparse.Namespace) -> Iterator[Row]:
             row = {"architecture": architecture, "precision": way[0], "compile": way[1], "views": n, "batch": o.batch}
             ratio = {"ratio": found["ms"] / fastest, "stream_ms": flowing}
             yield {**row, "side": o.side, **found, **ratio}
+
+
+def mixings(o: argparse.Namespace) -> Iterator[Row]:
+    """SAFER with each mixing of the views (N = 4), over SAFER with none."""
+    images = pictures(o.batch, o.side)
+    for architecture in o.architectures:
+        for way in WAYS[1:] if DEVICE == "cuda" else WAYS[:1]:
+            variants = {
+                name: adapted(architecture, "tent", 4, way, mixing=None if name == "none" else name)
+                for name in ("none", "sigmoid", "gate")
+            }
+            times = timed({name: lambda m=m: m(images) for name, m in variants.items()}, o.rounds, o.warm)
+            for name, taken in times.items():
+                ratios = [a / b for a, b in zip(taken, times["none"], strict=True)]
+                row = {"architecture": architecture, "mixing": name, "precision": way[0], "compile": way[1]}
+                size = {"batch": o.batch, "side": o.side}
+                yield {**row, **size, **figures(taken), "ratio": statistics.median(ratios)}
 
 
 STREAM = 20  # batches of a stream whose time is taken as a whole
@@ -340,7 +359,7 @@ def startup(o: argparse.Namespace) -> Iterator[Row]:
 
 SECTIONS: dict[str, Callable[[argparse.Namespace], Iterator[Row]]] = {
     function.__name__: function
-    for function in (steps, accelerated, accuracy, views, operators, attack, scaling, memory, chunks, startup)
+    for function in (steps, accelerated, mixings, accuracy, views, operators, attack, scaling, memory, chunks, startup)
 }
 
 
@@ -371,6 +390,9 @@ HEADERS = {
     "accelerated": (
         "architecture", "precision", "compile", "views", "batch", "side", "ms", "ms_low", "ms_high", "ratio",
         "stream_ms", "rounds",
+    ),
+    "mixings": (
+        "architecture", "mixing", "precision", "compile", "batch", "side", "ms", "ms_low", "ms_high", "ratio", "rounds",
     ),
     "accuracy": ("target", "views", "precision", "compile", "batch", "accuracy"),
     "views": (

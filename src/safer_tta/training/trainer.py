@@ -194,13 +194,17 @@ class _Training:
         # Drop-out draws from torch's own generator: it too must follow from the seed and the step.
         with torch.random.fork_rng([self.device] if cuda else []):
             torch.manual_seed(int(torch.randint(2**62, (), generator=randomness)))
-            if self.recipe.attack is not None:
-                images = pgd(self.trained, images, labels, generator=randomness, **self.recipe.attack)
-            self.trained.train()
+            if self.recipe.attack is not None:  # by the model as it is: a program would compute weights' gradients too
+                images = pgd(self.model, images, labels, generator=randomness, **self.recipe.attack)
+            return self._learn(images, labels)
+
+    def _learn(self, images: Tensor, labels: Tensor) -> Tensor:
+        self.trained.train()
+        with self.trained.tuned():
             _, logits = self.trained(images)
-        loss = F.cross_entropy(logits, labels)
-        self.optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+            loss = F.cross_entropy(logits, labels)
+            self.optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
         return loss.detach()
 
