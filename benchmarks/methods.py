@@ -24,7 +24,7 @@ from safer_tta.training.trainer import accuracy
 
 RATES = (0, 50, 100)
 NAMES = [*sorted(METHODS), "tent+medbn"]
-PREDICTORS = ("plain", "safer")
+PREDICTORS = ("plain", "safer", "safer-gate")
 
 
 def run(seed: int, out: Path, device: str, target: str, limit: int, names: list[str]) -> None:

@@ -23,9 +23,9 @@ from safer_tta.bench.tasks import Place
 SETTINGS: dict[str, Any] = {"architecture": "resnet50", "steps": 1500, "robust_steps": 300, "precision": "bfloat16"}
 PLANS = (
     "main", "pooling", "views", "max-operators", "alpha-mode", "alpha-signal", "attack-rate", "stability", "epsilon",
-    "autoattack", "eot", "released", "beyond",
+    "autoattack", "eot", "released",
 )  # fmt: skip
-IMAGES = {"alpha-signal": 512, "autoattack": 512, "eot": 256}  # of a stream, where all would take too long
+IMAGES = {"alpha-signal": 512, "autoattack": 512, "eot": 128}  # of a stream, where all would take too long
 
 
 def settings(name: str) -> dict[str, Any]:
@@ -103,8 +103,24 @@ def section(name: str, place: Place, kept: Sequence[dict[str, Any]], seeds: int)
     assert not problems, problems
     if not found:
         return ""
-    counted = f"{len({row['run'] for _, row in found})} of {len(set(runs))} runs.\n"
-    return markdown(study, tables.tables(study.plan, found, "pacs")).replace("\n# ", "\n## ") + "\n" + counted
+    found, seeds_of = furthest(found)
+    images = f" The first {IMAGES[name]} images of each stream." if name in IMAGES else ""
+    text = markdown(study, tables.tables(study.plan, found, "pacs")).replace("\n# ", "\n## ")
+    return f"{text}\nSeeds: {seeds_of}.{images} {len({row['run'] for _, row in found})} runs.\n"
+
+
+def furthest(found: Sequence[tuple[Any, Any]]) -> tuple[list[tuple[Any, Any]], str]:
+    """Of every table and target the seeds that are done as far as any, and which these are: means over other seeds in
+    one row than in the next would not compare."""
+    done: dict[tuple[int, str], dict[int, int]] = {}
+    for cell, _ in found:
+        seeds = done.setdefault((cell.grid, cell.target), {})
+        seeds[cell.seed] = seeds.get(cell.seed, 0) + 1
+    chosen = {place: {s for s, n in seeds.items() if n == max(seeds.values())} for place, seeds in done.items()}
+    kept = [(cell, row) for cell, row in found if cell.seed in chosen[cell.grid, cell.target]]
+    said = {f"{target} {', '.join(map(str, sorted(seeds)))}" for (_, target), seeds in chosen.items()}
+    one = {tuple(sorted(seeds)) for seeds in chosen.values()}
+    return kept, ", ".join(map(str, one.pop())) if len(one) == 1 else "; ".join(sorted(said))
 
 
 def planned(name: str, kept: Sequence[dict[str, Any]], seeds: int) -> tuple[list[Any], list[str], list[Any], Any]:

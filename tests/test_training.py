@@ -216,6 +216,21 @@ def test_training_killed_at_any_moment_ends_the_same(trained, tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["source.safetensors"]
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+@pytest.mark.parametrize("compile", [False, True])
+def test_training_interrupted_on_cuda_goes_on(data, recipe, tmp_path, compile):
+    path, quick = tmp_path / "source.safetensors", dataclasses.replace(recipe, steps=8)
+
+    def interrupted(done, total, **figures):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):  # at the first report, step 8, with the checkpoint of step 4 behind it
+        train_source(data, "sketch", quick, path, device="cuda", compile=compile, report=interrupted)
+    assert path.with_name("source.safetensors.progress").exists()
+    train_source(data, "sketch", quick, path, device="cuda", compile=compile)
+    assert path.exists()
+
+
 TIMING = {"ms_per_step", "images_per_s", "peak_mb", "check"}
 
 

@@ -61,19 +61,21 @@ def log_odds(features: Tensor) -> Tensor:
     original, augmented = straying(features)
     deviation = augmented.square().mean().sqrt().clamp_min(FLOOR)
     evidence = (original / deviation).clamp(0, 1 / FLOOR)  # nearer than the others is no more clean than among them
+    # The squares of both bells cancel but for this; what is left of them is linear in the middle.
+    far = evidence.square() * ((CLEAN**-2 - ATTACKED**-2) / 2) + math.log(CLEAN / ATTACKED)
     share, middle = torch.full_like(deviation, 0.5), torch.full_like(deviation, 2.0)
     for _ in range(ROUNDS):
-        attacked = torch.sigmoid(_log_odds(evidence, share, middle))
+        attacked = torch.sigmoid(_log_odds(evidence, far, share, middle))
+        count = attacked.sum()
         # As if half an image of either kind had been seen before: no batch is beyond doubt.
-        share = (attacked.sum() + 0.5) / (len(attacked) + 1)
-        middle = ((attacked * evidence).sum() / (attacked.sum() + FLOOR)).clamp(LEAST, MOST)
-    return _log_odds(evidence, share, middle)
+        share = (count + 0.5) / (len(attacked) + 1)
+        middle = (torch.dot(attacked, evidence) / (count + FLOOR)).clamp(LEAST, MOST)
+    return _log_odds(evidence, far, share, middle)
 
 
-def _log_odds(evidence: Tensor, share: Tensor, middle: Tensor) -> Tensor:
-    clean = (evidence / CLEAN).square() / 2 + math.log(CLEAN)
-    attacked = ((evidence - middle) / ATTACKED).square() / 2 + math.log(ATTACKED)
-    return share.log() - (1 - share).log() + clean - attacked
+def _log_odds(evidence: Tensor, far: Tensor, share: Tensor, middle: Tensor) -> Tensor:
+    """Prior odds, and the logarithm of the attacked bell's density over the clean one's."""
+    return torch.logit(share) + torch.addcmul(far, evidence - middle / 2, middle, value=ATTACKED**-2)
 
 
 def straying(features: Tensor) -> tuple[Tensor, Tensor]:

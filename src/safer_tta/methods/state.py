@@ -14,7 +14,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.optim import Optimizer
 
-from .. import tensorfile
+from .. import optimizers, tensorfile
 from ..models import Classifier
 from ..models.norm import moving_norms
 
@@ -58,7 +58,7 @@ class State:
                 live[name].copy_(snapshot[name])
         for name in self.memory:
             self.memory[name] = snapshot[f"memory.{name}"].to(self.memory[name].device, copy=True)
-        in_place = [_load_optimizer(o, _below(snapshot, f"{label}.")) for label, o in self.optimizers.items()]
+        in_place = [optimizers.load(o, _below(snapshot, f"{label}.")) for label, o in self.optimizers.items()]
         self.generation += not all(in_place)
         if generator:
             self.generator.set_state(snapshot[GENERATOR].cpu())
@@ -116,7 +116,7 @@ class State:
             live |= {f"{label}.{n}": t for n, t in (*module.named_parameters(), *module.named_buffers())}
         live |= {f"memory.{name}": tensor for name, tensor in self.memory.items()}
         for label, optimizer in self.optimizers.items():
-            live |= {f"{label}.{name}": tensor for name, tensor in _optimizer_tensors(optimizer).items()}
+            live |= {f"{label}.{name}": tensor for name, tensor in optimizers.tensors_of(optimizer).items()}
         return live | {GENERATOR: self.generator.get_state()}
 
     def statistics(self) -> dict[str, Tensor]:
@@ -139,9 +139,8 @@ class State:
             )
         shapes = {name: live[name].shape for name in self._fixed(live)} | {GENERATOR: live[GENERATOR].shape}
         for label, optimizer in self.optimizers.items():
-            shapes |= {
-                f"{label}.{name}": shape for name, shape in _optimizer_shapes(optimizer, snapshot, label).items()
-            }
+            wanted_by = optimizers.shapes_for(optimizer, _below(snapshot, f"{label}."))
+            shapes |= {f"{label}.{name}": shape for name, shape in wanted_by.items()}
         for name, shape in shapes.items():
             if shape != snapshot[name].shape:
                 raise ValueError(
@@ -175,46 +174,6 @@ def read(path: str | os.PathLike[str], *, method: str, source: str) -> Snapshot:
             f"(hash {header.get('source')}, here {source}). Load it over the model it grew from"
         )
     return snapshot
-
-
-def _optimizer_tensors(optimizer: Optimizer) -> dict[str, Tensor]:
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    return {
-        f"{index}.{key}": value
-        for index, parameter in enumerate(parameters)
-        for key, value in optimizer.state.get(parameter, {}).items()
-        if isinstance(value, Tensor)
-    }
-
-
-def _optimizer_shapes(optimizer: Optimizer, snapshot: Mapping[str, Tensor], label: str) -> dict[str, torch.Size]:
-    """The shapes a snapshot's optimiser tensors must have: their parameter's, or none for a count."""
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    shapes = {}
-    for name in _below(snapshot, f"{label}."):
-        index, _, key = name.partition(".")
-        if not index.isdecimal() or int(index) >= len(parameters):
-            raise ValueError(f"the state does not fit this model: {label}.{name} belongs to no parameter of it")
-        shapes[name] = torch.Size() if key == "step" else parameters[int(index)].shape
-    return shapes
-
-
-def _load_optimizer(optimizer: Optimizer, tensors: Mapping[str, Tensor]) -> bool:
-    """Whether the tensors that were there have only been written to."""
-    live = _optimizer_tensors(optimizer)
-    if live.keys() == tensors.keys():
-        for name, tensor in tensors.items():
-            live[name].copy_(tensor)
-        return True
-    parameters = [(p, group) for group in optimizer.param_groups for p in group["params"]]
-    optimizer.state.clear()
-    for name, tensor in tensors.items():
-        index, _, key = name.partition(".")
-        parameter, group = parameters[int(index)]
-        # Adam keeps its step count on the CPU, unless it is fused; everything else lies beside its parameter.
-        device = "cpu" if key == "step" and not group.get("fused") else parameter.device
-        optimizer.state[parameter][key] = tensor.to(device, copy=True)
-    return False
 
 
 def _fuse(optimizer: Optimizer, fused: bool) -> None:

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .. import tensorfile
+from .. import optimizers, tensorfile
 from ..attacks import pgd
 from ..data import Domain
 from ..data.store import digest_file
@@ -238,8 +238,7 @@ class _Training:
     def _checkpoint(self, step: int) -> None:
         tensors = {f"model.{n}": t for n, t in self.model.model.state_dict().items()}
         tensors |= {f"best.{n}": t for n, t in self.best.items()}
-        for index, parameter in enumerate(self.model.parameters()):
-            tensors |= {f"adam.{index}.{k}": t for k, t in self.optimizer.state[parameter].items()}
+        tensors |= {f"adam.{n}": t for n, t in optimizers.tensors_of(self.optimizer).items()}
         position = {"step": step, "accuracy": self.accuracy, **self.described}
         tensorfile.write(self._progress, tensors, {"position": json.dumps(position)})
 
@@ -254,13 +253,8 @@ class _Training:
             raise ValueError(f"{self._progress} belongs to another training; remove it or choose another name")
         self.model.model.load_state_dict({n[6:]: t for n, t in tensors.items() if n.startswith("model.")})
         self.best = {n[5:]: t.to(self.device) for n, t in tensors.items() if n.startswith("best.")}
-        parameters = list(self.model.parameters())
-        for name, tensor in tensors.items():
-            if name.startswith("adam."):
-                _, index, key = name.split(".")
-                fused = self.device.type == "cuda"
-                place = "cpu" if key == "step" and not fused else self.device
-                self.optimizer.state[parameters[int(index)]][key] = tensor.to(place)
+        moments = {n[5:]: t for n, t in tensors.items() if n.startswith("adam.")}
+        optimizers.load(self.optimizer, moments)
         self.accuracy = position["accuracy"]
         return int(position["step"])
 
