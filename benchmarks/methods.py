@@ -1,4 +1,4 @@
-"""Every method x {plain, safer} x {0, 50, 100 %} on the embedded data; rows as JSON Lines, the page from the rows.
+"""Every method on {plain, safer, safer-gate} at {0, 50, 100 %}, embedded data; rows as JSON Lines, the page from them.
 
 python benchmarks/methods.py run --seed 0 --out docs/results/methods-0.jsonl     # once per seed
 python benchmarks/methods.py page docs/results/methods-*.jsonl > docs/results/methods.md
@@ -61,8 +61,12 @@ def page(rows: list[dict]) -> str:
         f"surrogate; accuracy in %, mean ± standard deviation over seeds {', '.join(map(str, seeds))}. "
         f"Measured on {first['device']} with torch {first['versions']['torch']}.",
         "",
-        "| method | plain 0 % | 50 % | 100 % | SAFER 0 % | 50 % | 100 % | ms/step plain | SAFER |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| method | "
+        + " | ".join(f"{name} 0 % | 50 % | 100 %" for name in PREDICTORS)
+        + " | ms/step "
+        + " | ".join(PREDICTORS)
+        + " |",
+        "|---" * (1 + 4 * len(PREDICTORS)) + "|",
     ]
     for name in (name for name in NAMES if any(row["method"] == name for row in rows)):
         cells = []
@@ -71,7 +75,8 @@ def page(rows: list[dict]) -> str:
                 found = _of(rows, name, predictor, rate, "accuracy")
                 spread = statistics.stdev(found) if len(found) > 1 else 0.0
                 cells.append(f"{statistics.mean(found):.1f} ± {spread:.1f}" if found else "not measured")
-        times = [f"{statistics.median(_of(rows, name, predictor, 0, 'ms_per_step')):.0f}" for predictor in PREDICTORS]
+        taken = [_of(rows, name, predictor, 0, "ms_per_step") for predictor in PREDICTORS]
+        times = [f"{statistics.median(values):.0f}" if values else "–" for values in taken]
         lines.append(f"| {name} | " + " | ".join([*cells, *times]) + " |")
     return "\n".join(lines) + "\n"
 

@@ -256,3 +256,13 @@ def test_autoattack_takes_no_eps_of_eight():
     pytest.importorskip("pyautoattack")
     with pytest.raises(ValueError, match="8/255"):
         autoattack(small_net(), eight_bit(), labels(), eps=8)
+
+
+def test_what_cannot_be_attacked_is_refused_by_its_kind(model, images):
+    labels = torch.zeros(len(images), dtype=torch.long)
+    adapted = safer_tta.adapt(model, seed=0)
+    for wrong in (adapted, model):
+        with pytest.raises(TypeError, match=f"predictor is {type(wrong).__name__}; expected a Predictor"):
+            eot_pgd(wrong, images, labels, draws=1, steps=1)
+    with pytest.raises(TypeError, match="model is Safer; expected a model or a Classifier"):
+        autoattack(adapted.predictor, images, labels)

@@ -280,6 +280,18 @@ def test_the_best_of_a_sweep_is_one_setting():
     assert [entry.mean for entry in entries] == [80.0, 70.0, 60.0]
 
 
+def test_a_curve_shows_the_setting_that_its_table_shows():
+    def figure(cell):
+        return 90.0 if cell.varied["predictor_options.mixing.tau"] == 0.05 else 10.0
+
+    shipped, found = made_up("alpha-signal", figure=figure)
+    grid = shipped.grids[0].model_copy(update={"figure": "lines"})
+    drawn = shipped.model_copy(update={"grids": (grid,)})
+    table = tables.tables(drawn, found, "pacs")[0]
+    chosen = [(c, r) for c, r in found if r["accuracy"] == 90]
+    assert drawings.drawing(drawn, 0, found, table) == drawings.drawing(drawn, 0, chosen, table)
+
+
 def test_side_by_side_and_comma_separated():
     shipped, found = made_up("views")
     table = tables.tables(shipped, found, "pacs")[0]

@@ -55,6 +55,11 @@ def test_methods_are_listed():
         (("train", "robust", "--target", "sketch", "--out", "x", "--eps", "8"), "8/255"),
         (("train", "robust", "--target", "sketch", "--out", "x", "--eps", "much"), "fraction"),
         (("data", "check", "/nowhere"), "not a folder"),
+        (("train", "source", "--target", "sketch", "--out", "x", "--eps", "8/255"), "train robust"),
+        (("bench", "main", "epsilon"), "one plan at a time"),
+        (("bench", "tasks", "file", "--dry-run"), "has no --dry-run"),
+        (("bench", "main", "--address", "ray://x"), "--engine ray"),
+        (("serve", "--model", "x", "--method", "nomethod"), "'nomethod' is unknown"),
     ],
 )
 def test_a_mistake_is_one_line_and_an_exit_code(arguments, says, tmp_path):

@@ -311,6 +311,17 @@ class TestMethod:
         assert same(adapted.state_dict(), before)
         assert torch.equal(foreseen.probs, adapted(images).probs)
 
+    def test_an_attacker_can_reach_what_answers(self, method, predictor, images):
+        """Where a method says that its predictor answers, it does so inside answering(): else EOT attacks another."""
+        adapted = make(method, predictor)
+        if not adapted.by_predictor:
+            pytest.skip("answers with more than its predictor; the bench refuses to attack it this way")
+        list(adapted.stream(batches(2)))
+        foreseen = adapted.predict(images)
+        draw = adapted.predictor.draw(images)
+        with torch.no_grad(), adapted.answering():
+            assert torch.equal(adapted.predictor(images, draw, track=False).probs, foreseen.probs)
+
     def test_frozen_learns_nothing(self, method, predictor, images):
         adapted = make(method, predictor).freeze()
         before = adapted.state_dict()

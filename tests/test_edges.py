@@ -583,3 +583,58 @@ def test_a_cell_that_defines_a_method_may_run_twice_and_nobody_else():
             cell("elsewhere")
     finally:
         METHODS.pop("mine", None)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"safer": {"pol": "mean"}}, "safer has no option pol; expected some of views, pool"),
+        ({"safer": {"pipeline": {"opertors": 2}}}, "the pipeline has no option opertors; expected some of"),
+        ({"safer": {"mixing": {"name": "gate", "taus": 1}}}, "mixing 'gate' has no option taus; expected some of"),
+        ({"method": "tent", "rate": 1}, "tent has no option rate; expected some of lr"),
+        ({"method": "none", "lr": 1}, "none has no option lr; it has none"),
+    ],
+)
+def test_an_option_that_does_not_exist_is_met_with_those_that_do(model, options, says):
+    with pytest.raises(TypeError, match=says):
+        safer_tta.adapt(model, **options)
+    with pytest.raises(TypeError, match="jpeg has no option quality"):
+        safer_tta.predictors.create("jpeg", model, quality=3)
+
+
+@pytest.mark.parametrize("name", ["note", "sotta", "rotta"])
+def test_a_memory_of_images_wants_one_size(model, name):
+    adapted = safer_tta.adapt(model, name, safer=False, seed=0, **({"threshold": 0.0} if name == "sotta" else {}))
+    adapted(batches(1)[0])
+    before = adapted.state_dict()
+    with pytest.raises(ValueError, match=r"images are \(3, 32, 32\) and the memory holds \(3, 24, 24\)"):
+        adapted(batches(1, side=32)[0])
+    assert all(torch.equal(t, before[n]) for n, t in adapted.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        ("eata", {"redundancy": -1}),
+        ("eata", {"fisher": -5}),
+        ("cotta", {"threshold": float("nan")}),
+        ("sar", {"recovery": float("nan")}),
+        ("rdumb", {"every": 2.5}),
+    ],
+)
+def test_a_setting_that_cannot_work_is_refused_by_its_name(model, method, options):
+    with pytest.raises(ValueError, match=f"{next(iter(options))} is .*; expected"):
+        safer_tta.adapt(model, method, **options)
+
+
+def test_two_transforms_cannot_have_one_name():
+    from safer_tta.predictors.defended import transform
+
+    with pytest.raises(ValueError, match="'jpeg' already"):
+        transform("jpeg")(lambda images: images)
+
+
+def test_the_gate_alone_refuses_too_few_views():
+    views = torch.rand(3, 4, 5)
+    with pytest.raises(ValueError, match="2 augmented views, too few"):
+        mixing.create("gate").mix(torch.full((3, 4), 1 / 3), views.softmax(-1), views)

@@ -65,6 +65,36 @@ def test_a_gradient_that_is_not_finite_is_not_used():
     assert same(guard.state_dict(), before)
 
 
+@pytest.mark.parametrize("method", ["tent", "sar"])
+def test_without_a_guard_too_such_a_gradient_teaches_nothing(method):
+    adapted = safer_tta.adapt(small_net(), method, safer=False, seed=0, validate=False)
+    adapted(batches(1)[0])
+    before = adapted.state_dict()
+    hook = adapted.classifier.model.norm1.weight.register_hook(lambda g: g * torch.inf)
+    prediction = adapted(batches(1, seed=3)[0])
+    hook.remove()
+    assert adapted.refused == {"gradients": 1}
+    assert torch.isfinite(prediction.probs).all()
+    assert same(adapted.state_dict(), before)
+    adapted(batches(1, seed=4)[0])
+    assert not same(adapted.state_dict(), before)
+
+
+def test_a_look_back_that_fails_costs_nothing_that_was_learnt(monkeypatch):
+    guard = guarded("tent", least_agreement=0.5)
+    for images in batches(3):
+        guard(images)
+    learnt = guard.state_dict()
+
+    def exhausted(method, images):
+        raise torch.OutOfMemoryError("no memory for so many images at once")
+
+    monkeypatch.setattr(type(guard.method), "predict", exhausted)
+    with pytest.raises(torch.OutOfMemoryError):
+        guard.memory.anchor.agreement(guard.method)
+    assert same(guard.state_dict(), learnt)
+
+
 def test_weights_that_are_not_finite_are_rolled_back():
     guard = guarded("tent")
     start = guard.state_dict()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import shutil
 
 import pytest
@@ -10,8 +11,8 @@ from torch import nn
 
 import safer_tta
 from safer_tta import Classifier, tensorfile
-from safer_tta.models import zoo
-from tests.conftest import WEIGHTS, SmallNet, batches, needs_pacs, needs_weights, photographs, small_net
+from safer_tta.models import trunk, zoo
+from tests.conftest import WEIGHTS, SmallNet, batches, classifier, needs_pacs, needs_weights, photographs, small_net
 
 
 @pytest.fixture(scope="module")
@@ -302,3 +303,20 @@ def test_a_model_that_wants_more_of_its_head_is_run_as_it_is():
     torch.testing.assert_close(adapted(images[0]).logits, net(images[0]))
     torch.testing.assert_close(adapted(images[1]).logits, net(images[1]))
     assert not adapted.classifier._split
+
+
+def test_a_copy_of_a_compiled_model_answers_with_its_own_weights(monkeypatch):
+    monkeypatch.setattr(trunk, "compiled", lambda function, **options: function)
+    model = classifier()
+    model.accelerate(compile=True)
+    model.eval()
+    images = batches(1)[0]
+    for _ in range(2):  # the first looks at the head, the second runs without it
+        model(images)
+    twin = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in twin.parameters():
+            parameter.zero_()
+    with torch.no_grad():
+        assert float(twin(images)[0].abs().max()) == 0  # features: a head of zeros would hide whose they are
+        assert float(model(images)[0].abs().max()) > 0

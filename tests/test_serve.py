@@ -118,6 +118,14 @@ def test_files_of_every_format_are_resized(asking, kind):
     assert len(asking.send(name, [image_file(90, kind), image_file(SIDE, kind)])["labels"]) == 2
 
 
+def test_sixteen_bits_of_grey_are_not_clipped():
+    ramp = np.linspace(0, 65535, SIDE * SIDE).reshape(SIDE, SIDE).astype(np.uint16)
+    file = io.BytesIO()
+    Image.fromarray(ramp).save(file, "PNG")
+    (picture,) = from_files([file.getvalue()], SIDE, Limits())
+    assert 126 < picture.mean() < 129
+
+
 def test_grey_and_transparent_pictures_become_rgb(asking):
     name = asking.create()["name"]
     files = [image_file(mode=mode) for mode in ("L", "RGBA", "P", "1")]
@@ -527,7 +535,37 @@ def test_states_too_large_for_the_memory_are_not_served(model, tmp_path):
         made = (running.create("local", f"s{number}").result() for number in range(50))
         with pytest.raises(Refused, match="no room"):
             list(made)
-        assert 2 < len(running.journal.described("local")) < 49
+        made_so_far = [stream["name"] for stream in running.journal.described("local")]
+        assert 2 < len(made_so_far) < 49
+        for name in made_so_far:
+            running.delete(f"local/{name}").result()
+        running.create("local", "again").result()  # what was deleted left room
+    finally:
+        running.stop()
+
+
+def test_a_start_that_failed_leaves_the_folder_to_the_next(model, tmp_path):
+    with pytest.raises(ValueError, match="adapts less") as refused:
+        engine(model, tmp_path, method="pl", limits=Limits(memory_bytes=10_000))
+    engine(model, tmp_path).stop()
+    with pytest.raises(JournalError, match="another model or method") as also_refused:
+        engine(model, tmp_path, method="bn")
+    engine(model, tmp_path).stop()
+    assert refused.value is not also_refused.value  # both are still referenced: nobody's collector freed the folder
+
+
+def test_memory_is_kept_by_whatever_wakes_a_stream(model, tmp_path):
+    first = engine(model, tmp_path)
+    for number in range(8):
+        first.create("local", f"s{number}").result()
+    one = first.state_bytes
+    first.stop()
+    running = engine(model, tmp_path, limits=Limits(memory_bytes=3 * one))
+    try:
+        for number in range(8):
+            running.change(f"local/s{number}", "freeze").result()
+            assert 1 <= len(running._hot) <= 6
+            assert sum(stream.nbytes for stream in running._hot.values()) <= 3 * one
     finally:
         running.stop()
 

@@ -213,3 +213,26 @@ print(resident() - before)
     )
     assert kept > 150e6
     assert returned < 50e6
+
+
+def test_what_the_source_taught_stays_after_a_load_and_a_reset(tmp_path):
+    fitted = safer_tta.adapt(small_net(), "eata", seed=0)
+    fitted.fit_source(batches(2))
+    fitted.save(tmp_path / "fitted.safetensors")
+    loaded = safer_tta.adapt(small_net(), "eata", seed=0).load(tmp_path / "fitted.safetensors")
+    loaded.reset()
+    expected, got = (sum(float(t.sum()) for n, t in m.state_dict().items() if "fisher" in n) for m in (fitted, loaded))
+    assert got == expected > 0
+    with pytest.raises(TypeError, match="no Fisher penalty"):
+        safer_tta.adapt(small_net(), "rdumb", seed=0).fit_source(batches(1))
+
+
+def test_moments_lie_in_memory_as_their_parameters_do(tmp_path):
+    """Fused optimisers, those of a GPU, refuse others; weights lie channels last when passes are in bfloat16."""
+    first, second = (safer_tta.adapt(small_net(), "pl", False, seed=0, precision="bfloat16") for _ in range(2))
+    list(first.stream(batches(2)))
+    first.save(tmp_path / "state.safetensors")
+    second.load(tmp_path / "state.safetensors")
+    moments = [(p, s["exp_avg"]) for p, s in second.optimizer.state.items()]
+    assert any(p.is_contiguous(memory_format=torch.channels_last) and not p.is_contiguous() for p, _ in moments)
+    assert all(p.stride() == moment.stride() for p, moment in moments)

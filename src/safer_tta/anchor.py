@@ -38,8 +38,10 @@ class Anchor:
         if self._first is None:
             now = method.state_dict()
             method.restore()
-            self._first = self._answers(method)
-            method.load_state_dict(now)
+            try:
+                self._first = self._answers(method)
+            finally:  # a look that fails, for want of memory say, must not cost what was learnt
+                method.load_state_dict(now)
         return float((self._answers(method) == self._first).float().mean())
 
     def _answers(self, method: Method) -> Tensor:

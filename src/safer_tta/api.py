@@ -1,4 +1,4 @@
-"""The three-line start."""
+"""From a model to a method at work: the three-line start, and by names, as runs and services have them."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from . import methods
+from . import methods, predictors
 from .methods import Method
 from .models import Classifier
 from .models.norm import MedBN
+from .options import check
 from .predictors import Plain, Predictor, Safer
 
 NORMS = {"medbn": MedBN.like}
@@ -64,6 +65,38 @@ def _split(model: nn.Module, safer: object) -> Classifier:
     return Classifier(model, head=like.head_name, mean=like.mean.flatten().tolist(), std=like.std.flatten().tolist())
 
 
+def split_name(method: str) -> tuple[str, str]:
+    """(method, normalisation) of a name such as "tent+medbn"; without a plus the second is empty."""
+    name, _, norm = method.partition("+")
+    return name, norm
+
+
+def build(
+    classifier: Classifier,
+    method: str,
+    predictor: str,
+    *,
+    options: Mapping[str, Any],
+    predictor_options: Mapping[str, Any],
+    seed: int | None,
+    device: str,
+) -> Method:
+    """A method by the names that runs and services have; it adapts this very classifier."""
+    name, norm = split_name(method)
+    if norm:
+        replace_norms(classifier, norm)
+    over = predictors.create(predictor, classifier, seed=seed, **predictor_options)
+    return methods.create(name, over, **options).to(device)  # with the optimiser of a GPU, if that is one
+
+
+def check_names(method: str, predictor: str) -> None:
+    """Refuse an unknown method or predictor before anything expensive starts."""
+    name, norm = split_name(method)
+    for given, known in ((name, methods.METHODS), (predictor, predictors.PREDICTORS), (norm, ["", *NORMS])):
+        if given not in known:
+            raise ValueError(f"{given!r} is unknown; expected one of {', '.join(sorted(known))}")
+
+
 def replace_norms(classifier: Classifier, name: str) -> None:
     """Put the named normalisation in the place of every batch norm."""
     before = classifier.norms()
@@ -82,6 +115,7 @@ def _predictor(classifier: Classifier, safer: bool | Mapping[str, Any] | Predict
     if isinstance(safer, Mapping):
         if seed is not None and safer.get("seed", seed) != seed:
             raise ValueError(f"seed is {seed} and safer's own seed {safer['seed']}; give one of them")
+        check(Safer, safer, "safer", own=["classifier"])
         return Safer(classifier, **{"seed": seed, **safer})
     if isinstance(safer, bool):
         return Safer(classifier, seed=seed) if safer else Plain(classifier, seed=seed)

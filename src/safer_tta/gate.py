@@ -51,6 +51,10 @@ class Gate:
         """Final weights (V,B), and the probability (B,) that an image is attacked."""
         if len(base_weights) == 1:
             return base_weights, torch.zeros_like(base_weights[0])
+        if len(base_weights) <= self.least_views:
+            raise ValueError(
+                f"{len(base_weights) - 1} augmented views, too few for the gate; expected at least {self.least_views}"
+            )
         odds = log_odds(features)
         alpha = self.alpha_clean * torch.sigmoid(-odds - math.log(self.cost))
         return with_original(alpha.to(base_weights.dtype), base_weights), torch.sigmoid(odds)

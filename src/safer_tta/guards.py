@@ -25,6 +25,8 @@ from .anchor import Anchor
 from .methods import Method
 from .methods.base import NotFiniteError
 from .methods.state import Snapshot
+from .optimizers import finite_gradients
+from .pooling import entropy
 from .predictors import Prediction
 
 log = logging.getLogger("safer_tta")
@@ -253,7 +255,7 @@ class Guard:
         self.memory.judged += 1
         if self.least_agreement > 0 and self.memory.judged <= self.window:
             self.memory.anchor.offer(images)
-        self.memory.recent.append(probs)
+        self.memory.recent.append(probs.cpu())  # wherever the method goes later
         while len(self.memory.recent) > self.window and self._seen() - len(self.memory.recent[0]) >= self.least_images:
             self.memory.recent.popleft()
 
@@ -302,7 +304,7 @@ class Guard:
         if classes == 1:
             return False
         mean = probs.mean(dim=0)
-        spread = float(-(mean * mean.clamp_min(1e-12).log()).sum()) / math.log(classes)
+        spread = float(entropy(mean)) / math.log(classes)
         share = float(torch.bincount(probs.argmax(dim=1), minlength=classes).max()) / len(probs)
         return spread < self.least_entropy or share > self.largest_share
 
@@ -319,7 +321,6 @@ class Guard:
 
 
 def _refuse_non_finite(optimizer: Optimizer, *_: Any) -> None:
-    gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-    if not all(bool(torch.isfinite(g).all()) for g in gradients):
+    if not finite_gradients(optimizer):
         optimizer.zero_grad()
         raise NotFiniteError("a gradient is not finite; the step was not taken")

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .gate import Gate
+from .options import check
 from .pooling import entropy, with_original
 
 FLOOR = 1e-8  # probabilities are floored here before their logarithm is compared
@@ -153,6 +154,7 @@ def create(mixing: str | Mapping[str, Any] | Mixer | None) -> Mixer | None:
         raise ValueError(
             f"mixing {name!r} is unknown; expected one of {', '.join(MIXINGS)}, a Mixing, its arguments or None"
         )
+    check(MIXINGS[name], options, f"mixing {name!r}")
     return MIXINGS[name](**options)
 
 

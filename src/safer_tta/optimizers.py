@@ -1,11 +1,16 @@
-"""What an optimiser remembers, as flat {index of the parameter.key: tensor}: to save it, and to put it back."""
+"""An optimiser's gradients and memory: whether a step may be taken, and what to save and to put back.
+
+Its memory is flat, {index of the parameter.key: tensor}.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
 from torch import Tensor
+from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 
 
@@ -47,6 +52,12 @@ def load(optimizer: Optimizer, tensors: Mapping[str, Tensor]) -> bool:
             own = torch.empty_like(parameter, requires_grad=False).copy_(tensor)
         optimizer.state[parameter][key] = own
     return False
+
+
+def finite_gradients(optimizer: Optimizer) -> bool:
+    """Whether every gradient that a step would use is; one wait for the device, however many there are."""
+    gradients = [parameter.grad for parameter in _parameters(optimizer) if parameter.grad is not None]
+    return not gradients or bool(torch.isfinite(get_total_norm(gradients, norm_type=math.inf)))
 
 
 def _parameters(optimizer: Optimizer) -> list[Tensor]:

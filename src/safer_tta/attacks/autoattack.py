@@ -41,6 +41,11 @@ def autoattack(
         from pyautoattack import AutoAttack
     except ImportError as error:
         raise ImportError("AutoAttack needs pyautoattack: pip install 'safer-tta[attacks]'") from error
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"model is {type(model).__name__}; expected a model or a Classifier, which answers the same every "
+            "time. For a Predictor there is eot_pgd"
+        )
     check_threat(eps=eps, step=eps, steps=1, norm=norm)
     check_images(images)
     images = images / 255 if images.dtype == torch.uint8 else images.detach()

@@ -31,6 +31,10 @@ def eot_pgd(
     """Attack a batch through the predictor as it stands now. draws: K; generator: the attacker's own, on the CPU."""
     if draws < 1:
         raise ValueError(f"draws is {draws}; expected at least 1 (K = 0 is the transferred attack, pgd on a surrogate)")
+    if not isinstance(predictor, Predictor):
+        raise TypeError(
+            f"predictor is {type(predictor).__name__}; expected a Predictor, such as Safer(model) or adapted.predictor"
+        )
     known = copy.copy(predictor)
     known.validate = False  # perturbed images are in range by construction
     known.generator = torch.Generator().manual_seed(int(torch.randint(2**62, (), generator=generator)))

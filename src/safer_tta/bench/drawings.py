@@ -8,7 +8,7 @@ from typing import Any
 
 from .figures import Curve, Drawing, bars, heatmaps, lines
 from .plan import Grid, Plan
-from .tables import Found, Table
+from .tables import Found, Table, best
 
 X_NAMES = {
     "views": "augmented views N",
@@ -29,10 +29,12 @@ def drawing(plan: Plan, number: int, found: Sequence[Found], table: Table) -> Dr
     mine = [(cell, row) for cell, row in found if cell.grid == number]
     if not mine or grid.figure not in KINDS:
         return None
-    return KINDS[grid.figure](plan, grid, mine, table)
+    labels = dict.fromkeys(cell.row.label for cell, _ in mine)  # of each the settings that its table shows
+    shown = [run for label in labels for run in best(grid, [(c, r) for c, r in mine if c.row.label == label])]
+    return KINDS[grid.figure](grid, shown, table)
 
 
-def _bars(plan: Plan, grid: Grid, found: Sequence[Found], table: Table) -> Drawing:
+def _bars(grid: Grid, found: Sequence[Found], table: Table) -> Drawing:
     """Rows by rate: of several targets their average."""
     several = len({cell.target for cell, _ in found}) > 1
     columns = [i for i, name in enumerate(table.columns) if not several or name.startswith("average")]
@@ -43,7 +45,7 @@ def _bars(plan: Plan, grid: Grid, found: Sequence[Found], table: Table) -> Drawi
     return bars(groups, series, spread=spread, title=table.title)
 
 
-def _lines(plan: Plan, grid: Grid, found: Sequence[Found], table: Table) -> Drawing:
+def _lines(grid: Grid, found: Sequence[Found], table: Table) -> Drawing:
     """Accuracy over what the grid varies, one curve for each row and rate; or over the rate itself."""
     place = next((place for place in grid.vary if place not in grid.best_of), None)
     name = "attack_rate" if place is None else place.rpartition(".")[2]
@@ -71,7 +73,7 @@ def _curve(runs: Sequence[Found], place: str | None, figure: str) -> Curve:
     return Curve(order, [statistics.mean(values[x]) for x in order], spread if any(spread) else None)
 
 
-def _rolling(plan: Plan, grid: Grid, found: Sequence[Found], table: Table) -> Drawing:
+def _rolling(grid: Grid, found: Sequence[Found], table: Table) -> Drawing:
     """Accuracy of the last batches over the stream, at the highest rate; the mean over seeds."""
     rate = max(cell.attack_rate for cell, _ in found)
     curves: dict[str, list[list[float]]] = {}
@@ -87,9 +89,9 @@ def _rolling(plan: Plan, grid: Grid, found: Sequence[Found], table: Table) -> Dr
     return lines(drawn, x="batch", y="accuracy of the last 16 batches, %", title=f"{table.title}, {rate:g} % attacked")
 
 
-def _heatmap(plan: Plan, grid: Grid, found: Sequence[Found], table: Table) -> Drawing:
+def _heatmap(grid: Grid, found: Sequence[Found], table: Table) -> Drawing:
     """Two varied places against each other, a panel for each rate."""
-    first, second = list(grid.vary)[:2]
+    first, second = (place for place in grid.vary if place not in grid.best_of)
     values: dict[tuple[str, float, Any, Any], list[float]] = {}
     for cell, row in found:
         place = (cell.target, cell.attack_rate, cell.varied[first], cell.varied[second])

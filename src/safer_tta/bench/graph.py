@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .. import methods, predictors
+from ..api import split_name
 from ..data import Dataset
 from ..data.store import digest
 from ..methods.registry import settings
@@ -84,7 +85,7 @@ def check(cells: Sequence[Cell]) -> None:
     """Build every method and predictor of a plan once, on a tiny network: an option that does not exist is found out
     before anything is trained."""
     for row in {digest(cell.row.model_dump()): cell.row for cell in cells}.values():
-        name = row.method.partition("+")[0]
+        name, _ = split_name(row.method)
         try:
             methods.create(name, _predictor(row), **row.options)
         except (TypeError, ValueError) as error:
@@ -99,7 +100,7 @@ def _resolved(row: Row) -> dict[str, Any]:
     """Method and predictor with every option spelt out: a default and the same value given are one run."""
     return {
         "method": row.method,
-        "options": settings(row.method.partition("+")[0], row.options),
+        "options": settings(split_name(row.method)[0], row.options),
         "predictor": row.predictor,
         "predictor_options": _predictor(row).settings,
     }
@@ -188,7 +189,7 @@ class _Builder:
 
     def _run_passes(self, row: Row, images: int) -> float:
         views = 1 + row.predictor_options.get("views", 4) if row.predictor.startswith("safer") else 1
-        passes = _passes(methods.METHODS[row.method.partition("+")[0]].cost) * views
+        passes = _passes(methods.METHODS[split_name(row.method)[0]].cost) * views
         if row.attack.name == "eot" and self.cell.attack_rate > 0:
             passes += 3 * views * row.attack.draws * (row.attack.steps or self.size.eot_steps)
         return images * passes

@@ -22,7 +22,7 @@ except ImportError as error:
     raise ImportError("plans need pydantic: pip install 'safer-tta[bench]'") from error
 
 from .. import methods, predictors
-from ..api import NORMS
+from ..api import NORMS, split_name
 from ..data import Dataset, StreamSpec
 
 PLANS = resources.files("safer_tta.bench") / "plans"
@@ -72,7 +72,7 @@ class Row(_Strict):
     @field_validator("method")
     @classmethod
     def _known_method(cls, name: str) -> str:
-        method, _, norm = name.partition("+")
+        method, norm = split_name(name)
         _known("method", method, methods.METHODS)
         if norm:
             _known("normalisation", norm, NORMS)

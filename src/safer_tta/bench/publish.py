@@ -107,7 +107,7 @@ def _pictures(study: Study, place: Place) -> list[report.View]:
         what = task.definition
         if task.kind == "run" and what["predictor"] == "safer" and what["attack"] is not None and task.done(place):
             domains, attacked, _ = stream_of(what, place)
-            source = load(Task("source", "", what["source"]).path(place)).to(place.device)
+            source = load(Task("source", "", what["source"]).path(place))  # on the CPU: these are a few batches
             spec = what["stream"]
             return one_attacked_image(source, domains[0], attacked[0], spec["seed"], spec["batch"], SHOWN_BATCHES)
     return []

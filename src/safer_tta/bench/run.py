@@ -16,8 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .. import __version__, methods, predictors, tensorfile
-from ..api import NORMS, replace_norms
+from .. import __version__, api, methods, tensorfile
 from ..attacks import eot_pgd
 from ..data import Batch, Domain, Stream, StreamSpec
 from ..data.store import StoreError, digest, digest_file
@@ -65,7 +64,9 @@ def perform(
 
     defined_by: what the run is named after (default: the contents of its stream and source model, and its settings).
     """
-    check_names(run)
+    api.check_names(run.method, run.predictor)
+    if run.eot is not None:
+        _check_attackable(run.method)
     stream = Stream(setting.domains, run.stream, setting.attacked)
     attacked = run.stream.attack_rate > 0
     threat = dict(setting.threat if run.eot is None else run.eot)
@@ -93,12 +94,15 @@ def perform(
     def build() -> Method:
         classifier = load(setting.source).to(setting.device)
         classifier.accelerate(precision=run.precision)
-        name, _, norm = run.method.partition("+")
-        if norm:
-            replace_norms(classifier, norm)
-        predictor = predictors.create(run.predictor, classifier, seed=run.stream.seed, **run.predictor_options)
-        method = methods.create(name, predictor, **run.options)
-        return method.to(setting.device)  # the optimiser of a GPU
+        return api.build(
+            classifier,
+            run.method,
+            run.predictor,
+            options=run.options,
+            predictor_options=run.predictor_options,
+            seed=run.stream.seed,
+            device=setting.device,
+        )
 
     perturb = None if run.eot is None else _Eot(run.eot, run.stream.seed)
     return evaluate(build, stream, definition, folder, defined_by=defined_by, perturb=perturb, **settings)
@@ -114,17 +118,18 @@ class _Eot:
     def __call__(self, method: Method, batch: Batch, number: int) -> Tensor:
         images, labels = batch.images.to(method.classifier.device), batch.labels.to(method.classifier.device)
         randomness = generator(self.seed, "eot", number)
-        perturbed = eot_pgd(method.predictor, images, labels, generator=randomness, **self.threat)
+        with method.answering():
+            perturbed = eot_pgd(method.predictor, images, labels, generator=randomness, **self.threat)
         attacked = (perturbed * 255).round().byte().cpu()
         return torch.where(batch.attacked[:, None, None, None], attacked, batch.images)
 
 
-def check_names(run: Run) -> None:
-    """Refuse an unknown method or predictor before anything expensive starts."""
-    method, _, norm = run.method.partition("+")
-    for name, known in ((method, methods.METHODS), (run.predictor, predictors.PREDICTORS), (norm, ["", *NORMS])):
-        if name not in known:
-            raise ValueError(f"{name!r} is unknown; expected one of {', '.join(sorted(known))}")
+def _check_attackable(method: str) -> None:
+    if not methods.METHODS[api.split_name(method)[0]].by_predictor:
+        raise ValueError(
+            f"{method} answers with more than its predictor (a teacher, prototypes, an average), so an attack through "
+            "the predictor would overstate its robustness; expected a method such as tent, pl or tsd under eot"
+        )
 
 
 def evaluate(

@@ -75,7 +75,7 @@ def _table(plan: Plan, grid: Grid, found: Sequence[Found], dataset: str) -> Tabl
     rows = []
     for label in dict.fromkeys(row.label for row in grid.rows):
         mine = [(cell, row) for cell, row in found if cell.row.label == label]
-        chosen = _best(grid, mine)
+        chosen = best(grid, mine)
         entries = tuple(_entry(grid, column, label, chosen, dataset, targets) for column in columns)
         shown = label if not grid.best_of or not chosen else f"{label} [{_setting(grid, chosen[0][0])}]"
         rows.append((shown, entries))
@@ -120,7 +120,7 @@ def _entry(grid: Grid, column: Column, label: str, found: Sequence[Found], datas
     return Entry(statistics.mean(means), spread, len(means), paper)
 
 
-def _best(grid: Grid, found: Sequence[Found]) -> Sequence[Found]:
+def best(grid: Grid, found: Sequence[Found]) -> Sequence[Found]:
     """Of the settings in `best_of` that are as far done as any, the one whose mean accuracy over everything else is
     highest."""
     if not grid.best_of or not found:

@@ -71,12 +71,10 @@ def train(
 
     if what not in ("source", "robust", "surrogate", "backbone"):
         raise typer.BadParameter(f"{what!r} is nothing to train; expected source, robust, surrogate or backbone")
+    if what != "robust" and eps is not None:
+        raise typer.BadParameter(f"--eps is of `safer train robust`; {what} trains on images as they are")
     if what == "backbone":
-        from ..training.backbone import make_backbone
-
-        with _progress("backbone") as tick:
-            make_backbone(out, report=tick)
-        return typer.echo(f"wrote {out}")
+        return _train_backbone(out, device, _given(steps=steps, batch=batch, lr=lr, seed=seed))
     if target is None:
         raise typer.BadParameter(f"`safer train {what}` needs --target, the domain to adapt to")
     dataset = _dataset(data, side, target, others=what != "surrogate")
@@ -91,6 +89,16 @@ def train(
                 recipe = training.robust(recipe, eps=_fraction(eps or "8/255"), steps=attack_steps)
             training.train_source(dataset, target, recipe, out, device=device, report=tick)
     return _print_model(out, as_json)
+
+
+def _train_backbone(out: Path, device: str, changes: dict[str, Any]) -> None:
+    import dataclasses
+
+    from ..training.backbone import RECIPE, make_backbone
+
+    with _progress("backbone") as tick:
+        make_backbone(out, dataclasses.replace(RECIPE, **changes), device=device, report=tick)
+    typer.echo(f"wrote {out}")
 
 
 @app.command("attack")
@@ -147,12 +155,13 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Run one method on one stream; a run that was made before is looked up, one that was killed goes on."""
-    from ..bench.run import Run, Setting, check_names, perform
+    from ..api import check_names
+    from ..bench.run import Run, Setting, perform
     from ..data import StreamSpec
 
     spec = StreamSpec(order=order, attack_rate=attack_rate, batch=batch, limit=limit, seed=seed)
     wanted = Run(method=method, predictor=predictor, stream=spec)
-    check_names(wanted)
+    check_names(method, predictor)
     domain = _dataset(data, side, target, others=False).domain(target)
     threat = _threat(eps, step, steps, norm)
     attacked = None

@@ -13,7 +13,6 @@ from .options import Architecture, AsJson, Data, Device, Side, Steps, Store, Wei
 
 
 def bench(
-    context: typer.Context,
     what: Annotated[
         str, typer.Argument(help="A plan's name or its TOML file; or `list`, `status PLAN`, `tasks FILE`.")
     ],
@@ -49,40 +48,70 @@ def bench(
 ) -> None:
     """Run a study of the paper, or your own plan: rows, tables, figures and a page. The same command goes on after a
     stop, and only makes what is not there yet."""
-    from ..bench.tasks import COUNT, QUICK_COUNT, Place, read_tasks, write_tasks
+    from ..bench.tasks import COUNT, QUICK_COUNT, Place, read_tasks
 
     if what == "list":
         return _list_plans(as_json)
-    if what in ("status", "tasks") and of is None:
-        raise typer.BadParameter(f"`safer bench {what}` needs a plan or file after it")
+    _check_words(what, of, weights=weights, dry_run=dry_run, engine=engine, address=address)
     place = Place(store, data, side, QUICK_COUNT if quick else COUNT, weights=weights, device=device, compile=compile)
-    if weights == "none":
-        raise typer.BadParameter("a study starts from pretrained weights; expected a safetensors file")
     options = {"workers": workers, "threads": threads, **({"address": address} if engine == "ray" else {})}
     if what == "tasks":
         return _carry_out(read_tasks(Path(str(of))), place, engine, options, sink or [], as_json)
-    from ..bench.publish import publish
-    from ..bench.study import estimate, prepare, states
+    from ..bench.study import prepare
 
-    command = shlex.join(["safer", *sys.argv[1:]])
-    name = str(of) if what == "status" else what
     study = prepare(
-        name, place, seeds=seeds, targets=target or (), quick=quick, images=images, steps=steps,
-        robust_steps=robust_steps, architecture=architecture, precision=precision, command=command,
+        str(of) if what == "status" else what, place, seeds=seeds, targets=target or (), quick=quick, images=images,
+        steps=steps, robust_steps=robust_steps, architecture=architecture, precision=precision,
+        command=shlex.join(["safer", *sys.argv[1:]]),
     )  # fmt: skip
     if tasks is not None:
-        write_tasks(tasks, study.tasks)
-        return result({"tasks": len(study.tasks), "file": str(tasks)}, as_json)
-    counted = states(study, place)
+        return _write_down(study, tasks, as_json)
     if dry_run or what == "status":
-        shown: dict[str, Any] = {**counted, "runs": len(set(study.runs)), "tasks": len(study.tasks)}
-        if dry_run:
-            for task in study.tasks if not as_json else ():
-                typer.echo(f"{'done' if task.done(place) else 'open':5} {task.kind:10} {task.label}")
-            shown["seconds_on_one_worker"] = estimate(study, place)
-        return result(shown, as_json)
+        return _show(study, place, dry_run, as_json)
+    return _run(study, place, engine, options, sink or [], as_json)
+
+
+def _check_words(
+    what: str, of: str | None, *, weights: str | None, dry_run: bool, engine: str, address: str | None
+) -> None:
+    """What would be left unheard is refused."""
+    if what in ("status", "tasks") and of is None:
+        raise typer.BadParameter(f"`safer bench {what}` needs a plan or file after it")
+    if what not in ("status", "tasks") and of is not None:
+        raise typer.BadParameter(f"{of!r} comes after {what!r}; expected one plan at a time")
+    if what == "tasks" and dry_run:
+        raise typer.BadParameter("`safer bench tasks` has no --dry-run; ask for it where the tasks are written")
+    if address is not None and engine != "ray":
+        raise typer.BadParameter(f"--address is of a Ray cluster and the engine is {engine}; expected --engine ray")
+    if weights == "none":
+        raise typer.BadParameter("a study starts from pretrained weights; expected a safetensors file")
+
+
+def _write_down(study: Any, file: Path, as_json: bool) -> None:
+    from ..bench.tasks import write_tasks
+
+    write_tasks(file, study.tasks)
+    result({"tasks": len(study.tasks), "file": str(file)}, as_json)
+
+
+def _show(study: Any, place: Any, dry_run: bool, as_json: bool) -> None:
+    """What is done, running and left; dry: also every task, and about how long they take."""
+    from ..bench.study import estimate, states
+
+    shown: dict[str, Any] = {**states(study, place), "runs": len(set(study.runs)), "tasks": len(study.tasks)}
+    if dry_run:
+        for task in study.tasks if not as_json else ():
+            typer.echo(f"{'done' if task.done(place) else 'open':5} {task.kind:10} {task.label}")
+        shown["seconds_on_one_worker"] = estimate(study, place)
+    result(shown, as_json)
+
+
+def _run(study: Any, place: Any, engine: str, options: dict[str, Any], sinks: list[str], as_json: bool) -> None:
+    from ..bench.publish import publish
+    from ..bench.study import states
+
     try:
-        failed = _execute(study.tasks, place, engine, options, sink or [])
+        failed = _execute(study.tasks, place, engine, options, sinks)
     except KeyboardInterrupt:
         publish(study, place, pictures=False)
         raise
@@ -94,7 +123,6 @@ def bench(
         typer.echo(f"page: {page}")
     if failed or counted["damaged"]:
         raise typer.Exit(1)
-    return None
 
 
 def _list_plans(as_json: bool) -> None:

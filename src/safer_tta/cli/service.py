@@ -15,8 +15,8 @@ def serve(
     model: Annotated[Path, typer.Option(help="The classifier: a file of `safer train source` (safetensors).")],
     folder: Annotated[Path, typer.Option(help="Where streams are kept; they go on from there.")] = Path("served"),
     method: Annotated[str, typer.Option(help="How it adapts: a name of `safer methods`.")] = "tent",
-    safer: Annotated[bool, typer.Option("--safer/--plain", help="SAFER's views, or the model as it is.")] = True,
-    views: Annotated[int, typer.Option(min=1, help="Augmented views of SAFER.")] = 4,
+    predictor: Annotated[str, typer.Option(help="plain, jpeg, fft, blur, safer, safer-a or safer-gate.")] = "safer",
+    views: Annotated[int | None, typer.Option(min=1, help="Augmented views of SAFER; 4 if not given.")] = None,
     side: Annotated[int, typer.Option(min=8, help="Pixels a side that the model takes.")] = 224,
     host: Annotated[
         str, typer.Option(help="Address to listen on; beyond this machine only with --tokens.")
@@ -45,8 +45,8 @@ def serve(
         ) from error
     limits = Limits(memory_bytes=memory * MEGABYTE, queue=queue, requests_per_s=rate, images=images)
     service = Service(
-        model=model, folder=folder, method=method, predictor="safer" if safer else "plain",
-        predictor_options={"views": views} if safer else {}, side=side, device=device, precision=precision,
+        model=model, folder=folder, method=method, predictor=predictor,
+        predictor_options={} if views is None else {"views": views}, side=side, device=device, precision=precision,
         abstain=abstain, seed=seed, seconds=seconds, limits=limits,
     )  # fmt: skip
     run(

@@ -220,7 +220,7 @@ def decode(path: Path, side: int | None) -> NDArray[np.uint8]:
 
     try:
         with Image.open(path) as image:
-            picture = _eight_bit(image).convert("RGB")
+            picture = eight_bit(image).convert("RGB")
             if side is not None:
                 picture = picture.resize((side, side), Image.Resampling.BILINEAR)
             return np.ascontiguousarray(np.asarray(picture).transpose(2, 0, 1))
@@ -228,7 +228,7 @@ def decode(path: Path, side: int | None) -> NDArray[np.uint8]:
         raise DataError(f"{path} cannot be read as an image: {error}. Replace or remove the file") from error
 
 
-def _eight_bit(image: Any) -> Any:
+def eight_bit(image: Any) -> Any:
     """16-bit grey images by their upper eight bits; Pillow would clip them to white."""
     return image.point(lambda value: value / 257).convert("L") if image.mode.startswith("I;16") else image
 

@@ -54,7 +54,7 @@ class Ahead:
                 filled = draw.filled(draw.views(images, out=views, compile=method.classifier.compiled))
                 ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
                 ready.record()
-        except (TypeError, ValueError):
+        except Exception:
             method.predictor.generator.set_state(before)
             return
         self.prepared = Prepared(given, images, filled, before, ready)

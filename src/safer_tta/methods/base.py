@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Adam, Optimizer
 
 from ..models.classifier import Updates
+from ..optimizers import finite_gradients
 from ..predictors import Prediction, Predictor
 from . import ahead
 from .state import Snapshot, State
@@ -42,12 +44,14 @@ class Method(Stateful):
     optimise() one optimiser step by default; sharpness-aware methods call the closure twice
     again()    the loss of a second pass on the same views, where optimise() asks for one
     commit()   after a healthy step only: averages, memories, restores; may learn() a second time
+    by_predictor  whether the answer is the predictor's own, without a teacher, prototypes or an average over copies
     repeats    every step is the same program: a loss each time, nothing read back, no optimise() or commit() of its own
     """
 
     name: ClassVar[str]
     updates: ClassVar[Updates] = "none"
     cost: ClassVar[str]  # passes of the batch through a model, for those who choose
+    by_predictor: ClassVar[bool] = True
     repeats: ClassVar[bool] = False
 
     def __init__(self, predictor: Predictor, *, lr: float | None = None) -> None:
@@ -85,6 +89,10 @@ class Method(Stateful):
         closure()
         assert self.optimizer is not None
         self.optimizer.step()
+
+    def answering(self) -> contextlib.AbstractContextManager[None]:
+        """A context in which `predictor` is the network that answers: what an attacker who knows the method attacks."""
+        return contextlib.nullcontext()
 
     def draw(self, images: Tensor) -> Any:
         """Everything random about a batch; a method with views of its own draws them here too."""
@@ -195,8 +203,14 @@ class Method(Stateful):
             self.state.put_back(held, generator=False)
             return prediction.detach()
         if loss is not None:
-            self.optimise(self._closure(loss, lambda: self.again(images, draw, prediction)))
-            self._forget_gradients()
+            try:
+                self.optimise(self._closure(loss, lambda: self.again(images, draw, prediction)))
+            except NotFiniteError:
+                self._refused["gradients"] += 1
+                self.state.put_back(held, generator=False)
+                return prediction.detach()
+            finally:
+                self._forget_gradients()
         with torch.no_grad():
             try:
                 self.commit(images, prediction.detach())
@@ -232,6 +246,8 @@ class Method(Stateful):
                     value = again()
             if value is not None:
                 value.backward()  # type: ignore[no-untyped-call]
+                if self.optimizer is not None and not finite_gradients(self.optimizer):
+                    raise NotFiniteError("a gradient is not finite; the step was not taken")
             return value
 
         return closure

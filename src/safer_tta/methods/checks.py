@@ -12,6 +12,13 @@ def positive(**values: float) -> None:
             raise ValueError(f"{name} is {value}; expected a positive number")
 
 
+def not_negative(**values: float) -> None:
+    """Finite numbers from zero on: weights of penalties, limits."""
+    for name, value in values.items():
+        if not (value >= 0 and math.isfinite(value)):
+            raise ValueError(f"{name} is {value}; expected a number from 0 on")
+
+
 def share(**values: float) -> None:
     """Numbers from 0 to 1: momenta, probabilities, thresholds of confidence."""
     for name, value in values.items():

@@ -19,7 +19,7 @@ from torch import Tensor
 from ..models.norm import use_batch_statistics
 from ..predictors import Prediction, Predictor
 from .base import Method
-from .checks import count, share
+from .checks import count, not_negative, share
 from .losses import cross_entropy
 from .own_views import Seeded, seeded, strong
 from .registry import register
@@ -30,6 +30,7 @@ from .teacher import follow, make_teacher
 class CoTTA(Method):
     updates = "all"
     cost = "3 to 34 forward, 1 backward"
+    by_predictor = False
 
     def __init__(
         self,
@@ -42,6 +43,7 @@ class CoTTA(Method):
         versions: int = 32,
     ) -> None:
         share(keep=keep, restore_rate=restore_rate)
+        not_negative(threshold=threshold)
         count(versions=versions)
         self.keep, self.restore_rate, self.threshold, self.versions = keep, restore_rate, threshold, versions
         super().__init__(predictor, lr=lr)

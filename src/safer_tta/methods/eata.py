@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from torch import Tensor
 from ..models.norm import use_batch_statistics
 from ..predictors import Prediction, Predictor
 from .base import Method
-from .checks import positive, share
+from .checks import not_negative, positive, share
 from .losses import entropy
 from .registry import register
 from .stateful import alone
@@ -42,7 +42,8 @@ class EATA(Method):
         fisher: float = 2000.0,
     ) -> None:
         positive(margin=margin)
-        share(momentum=momentum)
+        share(momentum=momentum, redundancy=redundancy)
+        not_negative(fisher=fisher)
         self.margin = margin * math.log(max(2, predictor.classifier.num_classes))
         self.redundancy, self.momentum, self.fisher = redundancy, momentum, fisher
         super().__init__(predictor, lr=lr)
@@ -74,6 +75,12 @@ class EATA(Method):
         for index, value in enumerate(total):
             self.state.memory[f"fisher{index}"] = value / count
         self._initial = self.state.snapshot()
+
+    @alone
+    def load_state_dict(self, snapshot: Mapping[str, Tensor]) -> None:
+        """What `fit_source` found out comes with a state, and stays when the method goes back to its start."""
+        super().load_state_dict(snapshot)
+        self._initial |= {name: snapshot[name].clone() for name in self._initial if name.startswith("memory.fisher")}
 
     def forward(self, images: Tensor, draw: Any) -> tuple[Prediction, Tensor | None]:
         prediction = self.predictor(images, draw)

@@ -36,6 +36,15 @@ class ImageMemory:
         self.state.memory["waiting"] = torch.tensor(waiting, dtype=torch.int64)
         return waiting == 0
 
+    def check_size(self, images: Tensor) -> None:
+        """Images are learnt from together, so they have one size."""
+        held = self["image"]
+        if len(held) and held.shape[1:] != images.shape[1:]:
+            raise ValueError(
+                f"images are {tuple(images.shape[1:])} and the memory holds {tuple(held.shape[1:])}; expected one size "
+                "for the whole stream. Resize, or reset() first"
+            )
+
     def append(self, **row: Tensor) -> None:
         empty = len(self) == 0
         for column in self.columns:

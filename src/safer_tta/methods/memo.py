@@ -28,6 +28,7 @@ from .registry import register
 class MEMO(Method):
     updates = "none"  # nothing stays
     cost = "2 x copies + 1 forward, copies backward"
+    by_predictor = False
 
     def __init__(self, predictor: Predictor, *, lr: float = 2.5e-4, copies: int = 32) -> None:
         positive(lr=lr)

@@ -10,6 +10,7 @@ The paper trains with this normalisation from the start; here it replaces batch 
 
 from __future__ import annotations
 
+import contextlib
 import math
 from typing import Any
 
@@ -84,8 +85,12 @@ class NOTE(Method):
         self.state.memory["seen"] = torch.zeros(self.classifier.num_classes, dtype=torch.int64)
 
     def forward(self, images: Tensor, draw: Any) -> tuple[Prediction, None]:
-        with running_statistics(self.classifier.norms()):
+        self.memory.check_size(images)
+        with self.answering():
             return self.predictor(images, draw), None
+
+    def answering(self) -> contextlib.AbstractContextManager[None]:
+        return running_statistics(self.classifier.norms())
 
     def commit(self, images: Tensor, prediction: Prediction) -> None:
         for image, label in zip(images, prediction.labels, strict=True):

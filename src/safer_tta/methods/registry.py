@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+from ..options import check
 from ..predictors import Predictor
 from .base import Method
 
@@ -38,10 +39,7 @@ def create(name: str, predictor: Predictor, **options: Any) -> Method:
         raise ValueError(f"method {name!r} is unknown; expected one of {', '.join(sorted(METHODS))}")
     if not isinstance(predictor, Predictor):
         raise TypeError(f"predictor is {type(predictor).__name__}; expected one such as Plain(model) or Safer(model)")
-    accepted = [p for p in inspect.signature(METHODS[name]).parameters if p != "predictor"]
-    unknown = [option for option in options if option not in accepted]
-    if unknown:
-        raise TypeError(f"{name} has no option {', '.join(unknown)}; it takes {', '.join(accepted) or 'none'}")
+    check(METHODS[name], options, name, own=["predictor"])
     return METHODS[name](predictor, **options)
 
 

@@ -53,6 +53,7 @@ class RobustBatchNorm(nn.BatchNorm2d):
 class RoTTA(Method):
     updates = "norm"
     cost = "1 + 2 of the memory forward, 1 backward"
+    by_predictor = False
 
     def __init__(
         self,
@@ -76,6 +77,7 @@ class RoTTA(Method):
         self.memory = ImageMemory(self.state, "uncertainty", "age")
 
     def forward(self, images: Tensor, draw: Any) -> tuple[Prediction, None]:
+        self.memory.check_size(images)
         with running_statistics(self.teacher.classifier.norms()):
             return self.teacher(images, draw), None
 

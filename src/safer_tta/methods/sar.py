@@ -19,7 +19,7 @@ from torch.optim import SGD, Optimizer
 from ..models.norm import use_batch_statistics
 from ..predictors import Prediction, Predictor
 from .base import Closure, Method, checked_lr
-from .checks import positive
+from .checks import not_negative, positive
 from .losses import entropy
 from .registry import register
 from .sharpness import sharpness_aware_step
@@ -40,6 +40,7 @@ class SAR(Method):
         recovery: float = 0.2,
     ) -> None:
         positive(margin=margin, radius=radius)
+        not_negative(recovery=recovery)
         self.margin = margin * math.log(max(2, predictor.classifier.num_classes))
         self.radius, self.recovery = radius, recovery
         super().__init__(predictor, lr=lr)

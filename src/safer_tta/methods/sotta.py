@@ -8,6 +8,7 @@ answers are given with them.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -56,8 +57,12 @@ class SoTTA(Method):
         self.memory = ImageMemory(self.state)
 
     def forward(self, images: Tensor, draw: Any) -> tuple[Prediction, None]:
-        with running_statistics(self.classifier.norms()):
+        self.memory.check_size(images)
+        with self.answering():
             return self.predictor(images, draw), None
+
+    def answering(self) -> contextlib.AbstractContextManager[None]:
+        return running_statistics(self.classifier.norms())
 
     def optimise(self, closure: Closure) -> None:
         assert self.optimizer is not None

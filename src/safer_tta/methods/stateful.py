@@ -108,7 +108,7 @@ class Stateful:
     @alone
     def load(self, path: str | os.PathLike[str]) -> Self:
         """Continue from a saved state, bit for bit, with the same source model and options."""
-        self.state.load(states.read(path, method=self.name, source=self._source))
+        self.load_state_dict(states.read(path, method=self.name, source=self._source))
         return self
 
     @alone

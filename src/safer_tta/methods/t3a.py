@@ -23,6 +23,7 @@ from .registry import register
 class T3A(Method):
     updates = "none"
     cost = "1 forward, 0 backward"
+    by_predictor = False
 
     def __init__(self, predictor: Predictor, *, keep: int = 100) -> None:
         count(keep=keep)

@@ -41,6 +41,7 @@ SMALLEST = 1e-6  # below this a probability's logarithm is not looked at
 class TeSLA(Method):
     updates = "all"
     cost = "9 forward, 3 backward"
+    by_predictor = False
 
     def __init__(
         self,

@@ -32,6 +32,9 @@ class Trunk:
 
         self._run = compiled(run, tuned=True) if compile else run
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> None:
+        """None: what it runs is bound to this model's layers, so a copied classifier builds its own."""
+
     def __call__(self, images: Tensor) -> Any:
         """Prepared images through the model without its head, in the mode that the model is in."""
         for original, twin in zip(self.originals, self.twins, strict=True):

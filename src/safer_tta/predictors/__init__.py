@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from ..models import Classifier
+from ..options import check
 from ..views import Draw
 from .base import Prediction, Predictor, Report, check_images
 from .defended import TRANSFORMS, Defended
@@ -28,6 +29,7 @@ def create(name: str, classifier: Classifier | nn.Module, *, seed: int | None = 
     """A predictor by the name it has in result rows."""
     if name not in PREDICTORS:
         raise ValueError(f"predictor {name!r} is unknown; expected one of {', '.join(PREDICTORS)}")
+    check(PREDICTORS[name], options, name, own=["classifier", "seed", "transform"])
     return PREDICTORS[name](classifier, seed=seed, **options)
 
 

@@ -24,6 +24,8 @@ def transform(name: str) -> Callable[[Callable[[Tensor], Tensor]], Callable[[Ten
     """Register a function of images in [0,1]."""
 
     def register(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+        if name in TRANSFORMS:
+            raise ValueError(f"there is a transform {name!r} already; choose another name")
         TRANSFORMS[name] = function
         return function
 

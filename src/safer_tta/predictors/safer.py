@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from .. import mixing as mixings
 from .. import pooling
 from ..models import Classifier
+from ..options import check
 from ..views import Draw, Pipeline
 from .base import Prediction, Predictor, Report, probabilities
 
@@ -140,4 +141,7 @@ def _weighted(weights: Tensor, views: Tensor) -> Tensor:
 def _pipeline(given: str | Mapping[str, Any] | Pipeline) -> Pipeline:
     if isinstance(given, Pipeline):
         return given
-    return Pipeline(given) if isinstance(given, str) else Pipeline(**given)
+    if isinstance(given, str):
+        return Pipeline(given)
+    check(Pipeline, given, "the pipeline")
+    return Pipeline(**given)

@@ -10,9 +10,13 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
+from ..data.domains import eight_bit
 from .limits import Limits, Refused
 
+# Pixels are counted here, and by every image's header.
+warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 FORMATS = ("PNG", "JPEG", "WEBP")
 Pictures = NDArray[np.uint8]  # (B,3,H,W)
 
@@ -39,10 +43,8 @@ def _pixels(content: bytes, number: int, limits: Limits) -> int:
 
 
 def _decoded(content: bytes, number: int, side: int) -> Pictures:
-    from PIL import Image
-
     with _opened(content, number) as image:
-        picture = image.convert("RGB")
+        picture = eight_bit(image).convert("RGB")
         if picture.size != (side, side):
             picture = picture.resize((side, side), Image.Resampling.BILINEAR)
         return np.asarray(picture, dtype=np.uint8).transpose(2, 0, 1)
@@ -51,11 +53,8 @@ def _decoded(content: bytes, number: int, side: int) -> Pictures:
 @contextlib.contextmanager
 def _opened(content: bytes, number: int) -> Iterator[Any]:
     """An image whose header was read; whatever goes wrong with it is the client's affair."""
-    from PIL import Image
-
     try:
-        with warnings.catch_warnings(), Image.open(io.BytesIO(content), formats=FORMATS) as image:
-            warnings.simplefilter("ignore")
+        with Image.open(io.BytesIO(content), formats=FORMATS) as image:
             yield image
     except Refused:
         raise

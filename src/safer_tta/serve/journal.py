@@ -81,6 +81,14 @@ class Journal:
         self.path = folder / "streams.sqlite"
         self._local = threading.local()
         try:
+            self._check(folder, version)
+        except BaseException:
+            self.close()
+            raise
+
+    def _check(self, folder: Path, version: str) -> None:
+        """Write the version down, or compare with the one that is there."""
+        try:
             with self._transaction() as database:
                 database.executescript(SCHEMA)
                 found = database.execute("select value from meta where name = 'version'").fetchone()
@@ -96,6 +104,10 @@ class Journal:
 
     def close(self) -> None:
         """Let another service have the folder."""
+        connection: sqlite3.Connection | None = getattr(self._local, "connection", None)
+        if connection is not None:
+            connection.close()
+            self._local.connection = None
         if self._lock is not None:
             self._lock.close()
 
@@ -174,11 +186,12 @@ class Journal:
         ]  # fmt: skip
 
     def nbytes(self) -> int:
-        """Of the file: states, snapshots, answers and all."""
-        pages, size = (
-            int(self._database.execute(f"pragma {name}").fetchone()[0]) for name in ("page_count", "page_size")
+        """Of states, snapshots, answers and all; room that deleted ones left in the file is taken again."""
+        pages, free, size = (
+            int(self._database.execute(f"pragma {name}").fetchone()[0])
+            for name in ("page_count", "freelist_count", "page_size")
         )
-        return pages * size
+        return (pages - free) * size
 
     # --- batches ------------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .. import methods, predictors
+from .. import api, methods
 from ..data.store import digest, digest_file
 from ..training import load
 from ..training.trainer import recipe_of
@@ -19,7 +19,7 @@ from .app import create_app
 from .journal import Journal
 from .limits import Limits
 from .metrics import Metrics
-from .sessions import Engine, Served
+from .sessions import Engine, Served, check_memory
 from .tokens import Tokens
 
 
@@ -46,11 +46,15 @@ class Service:
         """The method as every stream starts with it."""
         classifier = load(self.model)
         classifier.accelerate(precision=self.precision)
-        predictor = predictors.create(self.predictor, classifier, seed=0, **self.predictor_options)
-        return methods.create(self.method, predictor, **self.options).to(self.device)
+        return api.build(
+            classifier, self.method, self.predictor, options=self.options, predictor_options=self.predictor_options,
+            seed=0, device=self.device,
+        )  # fmt: skip
 
     def engine(self) -> Engine:
+        api.check_names(self.method, self.predictor)
         method = self.build()
+        check_memory(method, self.limits)
         settings = {
             "model": digest_file(self.model), "method": self.method, "options": dict(self.options),
             "predictor": self.predictor, "predictor_options": method.predictor.settings, "precision": self.precision,

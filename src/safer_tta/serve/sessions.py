@@ -85,11 +85,6 @@ class Engine:
         self.method, self.served, self.journal = method, served, journal
         self.limits, self.metrics, self.seed = limits, metrics, seed
         self.state_bytes = adapted_bytes(method)
-        if self.state_bytes > limits.memory_bytes:
-            raise ValueError(
-                f"a stream of {method.name} takes {self.state_bytes} bytes and {limits.memory_bytes} are allowed for "
-                "all of them. Allow more memory, or serve a method that adapts less, such as tent"
-            )
         self._fresh = method.state_dict()
         self._hot: OrderedDict[str, Stream] = OrderedDict()
         self._resident = ""  # whose state is in the method
@@ -281,6 +276,7 @@ class Engine:
         self._hot.pop(identity, None)
         self._bytes.pop(identity, None)
         self._resident = ""
+        self.metrics.hot.set(len(self._hot))
 
     def _change(self, identity: str, what: str) -> None:
         stream = self._stream(identity)
@@ -303,10 +299,8 @@ class Engine:
             stream = self.journal.load(identity)
             if stream is None:
                 raise Refused(404, "there is no such stream")
-            device = self.method.classifier.device
-            for number, probs in enumerate(stream.memory.recent):
-                stream.memory.recent[number] = probs.to(device)
             self._hot[identity] = stream
+            self._make_room(stream)
         self._hot.move_to_end(identity)
         return stream
 
@@ -362,6 +356,16 @@ class Engine:
 
 def _stopping() -> Refused:
     return Refused(503, "the service is stopping; try again later", retry_after=5)
+
+
+def check_memory(method: Method, limits: Limits) -> None:
+    """Before a folder is taken: nobody could use the service."""
+    needed = adapted_bytes(method)
+    if needed > limits.memory_bytes:
+        raise ValueError(
+            f"a stream of {method.name} takes {needed} bytes and {limits.memory_bytes} are allowed for all of them. "
+            "Allow more memory, or serve a method that adapts less, such as tent"
+        )
 
 
 def adapted_bytes(method: Method) -> int:

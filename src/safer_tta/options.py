@@ -1,0 +1,18 @@
+"""Options by name: one that does not exist is refused with those that do."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any
+
+
+def check(made: Callable[..., Any], options: Iterable[str], what: str, *, own: Iterable[str] = ()) -> None:
+    """Whether `made` takes these options. own: parameters of it that are not options."""
+    accepted = [name for name in inspect.signature(made).parameters if name not in own]
+    unknown = [option for option in options if option not in accepted]
+    if unknown:
+        raise TypeError(
+            f"{what} has no option {', '.join(unknown)}; "
+            + (f"expected some of {', '.join(accepted)}" if accepted else "it has none")
+        )
