@@ -1,4 +1,4 @@
-"""The gate: tables from rows, of the embedded data and of its first version on PACS.
+"""The gate: tables from rows, of PACS, of the embedded data and of its first version.
 
 safer bench beyond --seeds 1 --store STORE                              # the embedded data, half an hour of two cores
 python benchmarks/beyond.py rows STORE docs/results/beyond-synthetic.jsonl
@@ -23,7 +23,13 @@ from safer_tta.bench.tasks import Place
 
 RATES = (0, 50, 100)
 TARGETS = ("art_painting", "cartoon", "photo", "sketch")
-FIRST = {"name": "gate", "alpha_clean": 0.6, "shift": 3.0, "cost": 20.0}
+FIRST, FINAL = {"alpha_clean": 0.6, "shift": 3.0, "cost": 20.0}, {"alpha_clean": 0.6, "cost": 5.0}
+METHODS = (("Tent", "tent"), ("PL", "pl"), ("TSD", "tsd"))
+PREDICTORS = (("", "plain"), ("+SAFER", "safer"), ("+SAFER-A", "safer-a"), ("+SAFER-gate", "safer-gate"))
+HEADER = (
+    "| accuracy, % | " + " | ".join(f"{place}, {rate} %" for place in (*TARGETS, "average") for rate in RATES) + " |",
+    "|---" * (1 + len(RATES) * (len(TARGETS) + 1)) + "|",
+)
 Row = dict[str, Any]
 
 
@@ -52,71 +58,151 @@ def page(embedded: Path, first: Path, pacs: Path) -> str:
         study = study_of(place)
         found, problems = study.found(place)
     assert not problems, problems
-    text = markdown(study, tables(study.plan, found, "synthetic")).partition("\n## ")[2]
-    return f"## {text}\n{detections([row for _, row in found])}\n{earlier(read(first), read(pacs))}"
+    text = markdown(study, tables(study.plan, found, "synthetic")).partition("\n## ")[2].partition("\n")[2]
+    real, drawn = Kept(read(pacs)), [row for _, row in found]
+    parts = [
+        real.measured(), real.lines(), real.rates(), real.late(), detections("On PACS, seed 1", real.usual(1)),
+        f"## On the embedded data, seed 0\n{text}", detections("On the embedded data, seed 0", drawn),
+        earlier(Kept(read(first), FIRST), real),
+    ]  # fmt: skip
+    return "\n".join(parts)
 
 
-def detections(found: Sequence[Row]) -> str:
+class Kept:
+    """Rows of PACS, asked for by what they are of."""
+
+    def __init__(self, rows: Sequence[Row], gate: Row = FINAL) -> None:
+        self.rows = [
+            row
+            for row in rows
+            if row["predictor"] != "safer-gate" or row["predictor_options"]["mixing"] == {"name": "gate", **gate}
+        ]
+
+    def usual(self, seed: int) -> list[Row]:
+        """Of the kind of the main table: whole streams, batches of 64, 8/255, everything else as it comes."""
+        return [
+            row
+            for row in self.rows
+            if (row["seed"], row["draw"], row["batch"], row["limit"]) == (seed, "exact", 64, None)
+            and row["defined_by"]["images"] is None
+            and row["defined_by"]["source"]["recipe"]["attack"] is None
+            and (row["attack_rate"] == 0 or round(255 * row["eps"]) == 8)
+            and row["predictor_options"].get("pool", "cc_drop") == "cc_drop"
+            and row["predictor_options"].get("views", 4) == 4
+            and not row["options"].get("released")
+        ]
+
+    def accuracy(self, seed: int, method: str, predictor: str, target: str, rate: float) -> float | None:
+        wanted = (method, predictor, target, rate)
+        found = [
+            row["accuracy"]
+            for row in self.usual(seed)
+            if (row["method"], row["predictor"], row["target"], row["attack_rate"]) == wanted
+        ]
+        assert len(found) <= 1, (seed, wanted)
+        return float(found[0]) if found else None
+
+    def seeds(self, method: str) -> list[int]:
+        """Those with every run of a method that is compared."""
+        wanted = [(p, t, r) for _, p in PREDICTORS for t in TARGETS for r in RATES]
+        return [s for s in range(3) if all(self.accuracy(s, method, *run) is not None for run in wanted)]
+
+    def mean(self, seeds: Sequence[int], method: str, predictor: str, targets: Sequence[str], rate: float) -> float:
+        return statistics.mean(
+            figure
+            for seed in seeds
+            for target in targets
+            if (figure := self.accuracy(seed, method, predictor, target, rate)) is not None
+        )
+
+    def measured(self) -> str:
+        seeds = self.seeds("tent")
+        lines = [f"## On PACS\n\nSeeds: {', '.join(map(str, seeds))}.\n", *HEADER]
+        for label, method in METHODS:
+            for added, predictor in PREDICTORS:
+                places = [(t,) for t in TARGETS] + [TARGETS]
+                figures = [self.mean(seeds, method, predictor, place, r) for place in places for r in RATES]
+                lines.append(f"| {label}{added} | " + " | ".join(f"{figure:.1f}" for figure in figures) + " |")
+        return "\n".join(lines) + "\n"
+
+    def lines(self) -> str:
+        """What was to be reached, and what was."""
+        seeds = self.seeds("tent")
+        text = [
+            "## The target, and what is reached",
+            "",
+            "Differences of the averages over the four targets, in points.",
+            "",
+            "| under | clean, to plain (wanted -0.3) | 50 %, to SAFER (wanted +1.0) | 100 %, to SAFER (wanted -0.3) |",
+            "|---|---|---|---|",
+        ]
+        for label, method in METHODS:
+            gaps = [
+                self.mean(seeds, method, "safer-gate", TARGETS, rate) - self.mean(seeds, method, other, TARGETS, rate)
+                for rate, other in ((0, "plain"), (50, "safer"), (100, "safer"))
+            ]
+            text.append(f"| {label} | " + " | ".join(f"{gap:+.2f}" for gap in gaps) + " |")
+        return "\n".join(text) + "\n"
+
+    def rates(self) -> str:
+        rates = range(0, 101, 10)
+        text = [
+            "## Every rate (Art Painting, seed 1, Tent)",
+            "",
+            "| accuracy, % | " + " | ".join(f"{rate} %" for rate in rates) + " |",
+            "|---" * 12 + "|",
+        ]
+        for added, predictor in PREDICTORS:
+            figures = [self.mean([1], "tent", predictor, ("art_painting",), rate) for rate in rates]
+            text.append(f"| Tent{added} | " + " | ".join(f"{figure:.1f}" for figure in figures) + " |")
+        return "\n".join(text) + "\n"
+
+    def late(self) -> str:
+        text = [
+            "## Hostile from half-way on (Art Painting, seed 1, Tent)",
+            "",
+            "| accuracy, % | half of the later images | all of them |",
+            "|---|---|---|",
+        ]
+        for added, predictor in PREDICTORS:
+            found = {
+                row["attack_rate"]: f"{row['accuracy']:.1f}"
+                for row in self.rows
+                if (row["draw"], row["seed"], row["method"], row["predictor"]) == ("late", 1, "tent", predictor)
+            }
+            text.append(f"| Tent{added} | {found.get(50, '–')} | {found.get(100, '–')} |")
+        return "\n".join(text) + "\n"
+
+
+def detections(where: str, found: Sequence[Row]) -> str:
     """Does suspicion tell attacked images from clean ones, and is it wise to leave the most suspicious unanswered?"""
     lines = [
-        "## Detection and coverage",
+        f"## Detection and coverage: {where[0].lower()}{where[1:]}",
         "",
-        "Half of every batch attacked. AUROC of suspicion as a detector of attacked images; accuracy when only the",
-        "least suspicious 100, 90, … 50 % of the images are answered.",
+        "Half of every batch attacked, Tent. AUROC of suspicion as a detector of attacked images; accuracy when only",
+        "the least suspicious 100, 90, … 50 % of the images are answered.",
         "",
         "| target | predictor | AUROC | 100 % | 90 % | 80 % | 70 % | 60 % | 50 % |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
-    seen = set()
+    seen: dict[tuple[str, str], str] = {}
     for row in found:
         key = (row["target"], row["predictor"])
         plain = row["method"] == "tent" and row["draw"] == "exact" and row["batch"] == 64 and row["attack_rate"] == 50
         if plain and row["detection"] is not None and key not in seen and round(255 * row["eps"]) == 8:
-            seen.add(key)
-            lines.append(
-                f"| {key[0]} | {key[1]} | {row['detection']:.3f} | "
-                + " | ".join(f"{figure:.1f}" for figure in row["selective"])
-                + " |"
-            )
-    return "\n".join(lines) + "\n"
+            figures = " | ".join(f"{figure:.1f}" for figure in row["selective"])
+            seen[key] = f"| {key[0]} | {key[1]} | {row['detection']:.3f} | {figures} |"
+    return "\n".join([*lines, *(seen[key] for key in sorted(seen))]) + "\n"
 
 
-def earlier(first: Sequence[Row], pacs: Sequence[Row]) -> str:
+def earlier(first: Kept, pacs: Kept) -> str:
     """The first version of the gate beside what it was to beat, on PACS, seed 0, under Tent."""
-    lines = [
-        "## A first version, on PACS",
-        "",
-        "| accuracy, % | "
-        + " | ".join(f"{target}, {rate} %" for target in (*TARGETS, "average") for rate in RATES)
-        + " |",
-        "|---" * (1 + len(RATES) * (len(TARGETS) + 1)) + "|",
-    ]
-    for label, predictor, among in (
-        ("Tent", "plain", pacs),
-        ("Tent+SAFER", "safer", pacs),
-        ("Tent+SAFER-A", "safer-a", pacs),
-        ("Tent+first gate", "safer-gate", first),
-    ):
-        cells = {(t, r): accuracy(among, predictor, t, r) for t in TARGETS for r in RATES}
-        averages = [statistics.mean(cells[t, r] for t in TARGETS) for r in RATES]
-        figures = [cells[t, r] for t in TARGETS for r in RATES] + averages
-        lines.append(f"| {label} | " + " | ".join(f"{figure:.1f}" for figure in figures) + " |")
+    lines = ["## A first version, on PACS, seed 0", "", *HEADER]
+    for added, predictor in PREDICTORS:
+        among, label = (first, "+first gate") if predictor == "safer-gate" else (pacs, added)
+        figures = [among.mean([0], "tent", predictor, p, r) for p in [(t,) for t in TARGETS] + [TARGETS] for r in RATES]
+        lines.append(f"| Tent{label} | " + " | ".join(f"{figure:.1f}" for figure in figures) + " |")
     return "\n".join(lines) + "\n"
-
-
-def accuracy(among: Sequence[Row], predictor: str, target: str, rate: int) -> float:
-    """Of the one run that is of the main table's kind."""
-    usual = [
-        row["accuracy"]
-        for row in among
-        if (row["method"], row["predictor"], row["target"], row["attack_rate"]) == ("tent", predictor, target, rate)
-        and (row["seed"], row["draw"], row["batch"], row["limit"]) == (0, "exact", 64, None)
-        and (rate == 0 or round(255 * row["eps"]) == 8)
-        and row["predictor_options"].get("pool", "cc_drop") == "cc_drop"
-        and (predictor != "safer-gate" or row["predictor_options"]["mixing"] == FIRST)
-    ]
-    assert len(usual) == 1, (predictor, target, rate, len(usual))
-    return float(usual[0])
 
 
 def main() -> None:

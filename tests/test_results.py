@@ -26,8 +26,8 @@ def benchmark(name):
 def test_the_methods_page_is_built_from_its_rows():
     files = sorted((ROOT / "docs" / "results").glob("methods-*.jsonl"))
     rows = [json.loads(line) for path in files for line in path.read_text().splitlines()]
-    # All but memo on safer at 100 %, as the page says
-    assert len(rows) == len({row["run"] for row in rows}) == 3 * 17 * 2 * 3 - 3
+    # All but memo on safer at 100 %, and cotta and memo on the gate, as the page says
+    assert len(rows) == len({row["run"] for row in rows}) == 3 * (17 * 3 * 3 - 1 - 2 * 3)
     page = (ROOT / "docs" / "results" / "methods.md").read_text()
     assert page.startswith(benchmark("methods").page(rows))
 
@@ -98,6 +98,16 @@ def test_the_gpu_holds_its_ratios():
     assert busy["batched"] <= 0.1 * busy["step"]
     peaks = {row["what"]: row["ratio"] for row in rows if row["section"] == "memory"}
     assert peaks["SAFER"] <= 5.5
+    mixed = {(r["architecture"], r["compile"]): r["ratio"] for r in rows if r.get("mixing") == "gate"}
+    assert {where for where, ratio in mixed.items() if ratio > 1.1} == {("resnet18", False)}  # as the page says
+
+
+def test_the_faster_ways_cost_no_accuracy():
+    rows = [json.loads(line) for line in (ROOT / "docs/results/speed-h200.jsonl").read_text().splitlines()]
+    found = {(r["views"], r["precision"], r["compile"]): r["accuracy"] for r in rows if r["section"] == "accuracy"}
+    assert len(found) == 6
+    for (views, _, _), accuracy in found.items():
+        assert abs(accuracy - found[views, "float32", False]) <= 0.3
 
 
 def test_the_pacs_page_is_built_from_its_rows():
@@ -108,7 +118,14 @@ def test_the_pacs_page_is_built_from_its_rows():
     assert all(row["device"] == "NVIDIA H200" and row["precision"] == "bfloat16" for row in rows)
     assert pacs.page(results / "pacs.jsonl", results / "pacs-attacks.jsonl") in (results / "pacs.md").read_text()
     attacks = [json.loads(line) for line in (results / "pacs-attacks.jsonl").read_text().splitlines()]
-    assert all(fact["surrogate_attacked"] < 1 for fact in attacks)
+    full = [fact for fact in attacks if round(255 * fact["definition"]["threat"]["eps"]) == 8]
+    assert {(f["definition"]["surrogate"]["surrogate"], f["definition"]["seed"]) for f in full} == {
+        (target, seed) for target in ("art_painting", "cartoon", "photo", "sketch") for seed in (0, 1)
+    }
+    assert all(fact["surrogate_attacked"] < 1 for fact in full)
+    main = {name for name, _ in pacs.main_runs(rows)}
+    assert len(main) == 504
+    assert sum(row["run"] in main for row in rows) == 336  # seeds 0 and 1, as the page says
 
 
 def test_the_page_on_the_gate_is_built_from_its_rows():
