@@ -1,4 +1,4 @@
-"""One contract for every registered operator, rule, mixing, predictor and method.
+"""One contract for every registered operator, rule, mixing, attack, predictor and method.
 
 A newly registered one is covered by being registered; nothing here names one, except to leave out what cannot apply.
 """
@@ -13,6 +13,8 @@ import torch
 
 import safer_tta
 from safer_tta import methods, mixing, pooling, predictors
+from safer_tta.attacks import ATTACKS
+from safer_tta.bench.run import check_attackable
 from safer_tta.views import OPERATORS, PRESETS, Pipeline
 from tests.conftest import CLASSES, batches, classifier
 
@@ -243,6 +245,40 @@ class TestPredictor:
             predictor(images, predictor.draw(images[:3]))
 
 
+# --- attacks ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+@pytest.mark.parametrize("name", ATTACKS)
+class TestAttack:
+    def attacked(self, name, norm, images, seed=0):
+        model = classifier().eval()
+        labels = model(images)[1].argmax(dim=1)
+        threat = {"eps": 8 / 255 if norm == "linf" else 1.0, "norm": norm, "step": 2 / 255, "steps": 3}
+        before = copy.deepcopy(model.state_dict())
+        found = ATTACKS[name].make(model, images, labels, threat, generator(seed))
+        assert all(torch.equal(t, before[n]) for n, t in model.state_dict().items())
+        assert not model.training
+        return found, model, labels, threat
+
+    def test_keeps_the_budget_on_eight_bits_and_the_model_as_it_was(self, name, norm, images):
+        images = (images * 255).round() / 255
+        found, _, _, threat = self.attacked(name, norm, images)
+        assert found.shape == images.shape
+        assert found.min() >= 0
+        assert found.max() <= 1
+        assert torch.allclose(found * 255, (found * 255).round(), atol=1e-3)
+        moved = (found - images).flatten(1).norm(p=torch.inf if norm == "linf" else 2, dim=1)
+        assert float(moved.max()) <= threat["eps"] + 1e-5
+
+    def test_does_harm_and_the_same_again(self, name, norm, images):
+        found, model, labels, _ = self.attacked(name, norm, images)
+        right = (model(found)[1].argmax(dim=1) == labels).sum()
+        loss = torch.nn.functional.cross_entropy
+        assert right < len(labels) or loss(model(found)[1], labels) > loss(model(images)[1], labels)
+        assert torch.equal(found, self.attacked(name, norm, images)[0])
+
+
 # --- methods on predictors ------------------------------------------------------------------------------------------
 
 
@@ -314,8 +350,10 @@ class TestMethod:
     def test_an_attacker_can_reach_what_answers(self, method, predictor, images):
         """Where a method says that its predictor answers, it does so inside answering(): else EOT attacks another."""
         adapted = make(method, predictor)
-        if not adapted.by_predictor:
-            pytest.skip("answers with more than its predictor; the bench refuses to attack it this way")
+        if not adapted.by_predictor:  # a teacher, prototypes: the bench refuses to attack these this way
+            with pytest.raises(ValueError, match="overstate its robustness"):
+                check_attackable(method)
+            return
         list(adapted.stream(batches(2)))
         foreseen = adapted.predict(images)
         draw = adapted.predictor.draw(images)

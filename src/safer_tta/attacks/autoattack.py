@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 
 from ..models import Classifier
 from ..predictors import check_images
 from .pgd import BALLS, check_threat, scores, undisturbed
+from .registry import register
 
 COMPONENTS = ("apgd-ce", "apgd-t", "fab-t", "square")
 NORMS = {"linf": "Linf", "l2": "L2"}
@@ -70,6 +71,14 @@ def autoattack(
         rounded = BALLS[norm].round(images, attacked, eps)
         accuracy["rounded"] = _accuracy(forward, rounded, labels, batch)
     return rounded, accuracy
+
+
+@register("autoattack", own_steps=True, passes=100)
+def _on_surrogate(
+    surrogate: Classifier, images: Tensor, labels: Tensor, threat: Mapping[str, Any], randomness: Generator
+) -> Tensor:
+    seed = int(torch.randint(2**31, (), generator=randomness))
+    return autoattack(surrogate, images, labels, eps=threat["eps"], norm=threat["norm"], seed=seed)[0]
 
 
 @contextlib.contextmanager

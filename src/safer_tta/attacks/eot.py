@@ -13,6 +13,7 @@ import torch
 from torch import Generator, Tensor
 
 from ..predictors import Draw, Predictor
+from ..seeds import drawn
 from .pgd import ascend, loss_gradient
 
 
@@ -37,7 +38,7 @@ def eot_pgd(
         )
     known = copy.copy(predictor)
     known.validate = False  # perturbed images are in range by construction
-    known.generator = torch.Generator().manual_seed(int(torch.randint(2**62, (), generator=generator)))
+    known.generator = torch.Generator().manual_seed(drawn(generator))
 
     def gradient(perturbed: Tensor) -> Tensor:
         total = torch.zeros_like(perturbed)

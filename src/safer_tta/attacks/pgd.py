@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -17,6 +17,8 @@ from torch import Generator, Tensor, nn
 
 from ..models import Classifier
 from ..predictors import Prediction, Predictor, check_images
+from ..seeds import drawn
+from .registry import register
 
 Gradient = Callable[[Tensor], Tensor]
 LEVELS = 255
@@ -49,6 +51,13 @@ def pgd(
         return ascend(gradient, images, eps=eps, step=step, steps=steps, norm=norm, generator=generator)
 
 
+@register("pgd")
+def _on_surrogate(
+    surrogate: Classifier, images: Tensor, labels: Tensor, threat: Mapping[str, Any], randomness: Generator
+) -> Tensor:
+    return pgd(surrogate, images, labels, generator=randomness, **threat)
+
+
 def ascend(
     gradient: Gradient,
     images: Tensor,
@@ -75,8 +84,7 @@ def _uniform(like: Tensor, generator: Generator | None) -> Tensor:
     """Random numbers for a start, drawn where the images are: on a GPU's host they would take longer than a step."""
     if like.device.type == "cpu":
         return torch.rand(like.shape, generator=generator, dtype=torch.float32).to(like)
-    seed = int(torch.randint(2**62, (), generator=generator))
-    own = torch.Generator(like.device).manual_seed(seed)
+    own = torch.Generator(like.device).manual_seed(drawn(generator))
     return torch.rand(like.shape, generator=own, device=like.device, dtype=torch.float32).to(like.dtype)
 
 

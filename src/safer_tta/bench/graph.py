@@ -10,6 +10,7 @@ from typing import Any
 
 from .. import methods, predictors
 from ..api import split_name
+from ..attacks import ATTACKS
 from ..data import Dataset
 from ..data.store import digest
 from ..methods.registry import settings
@@ -173,7 +174,7 @@ class _Builder:
                 "seed": self.cell.seed,
                 **self.size.described(),
             }
-            effort = 100 if name == "autoattack" else 3 * int(threat["steps"])
+            effort = ATTACKS[name].passes * (1 if ATTACKS[name].own_steps else int(threat["steps"]))
             label = f"{name} of {target}, eps {attack.eps:g}/255, seed {self.cell.seed}"
             attacked = Task("attacked", label, definition, (surrogate.name,), effort * (images or 2000))
             needed += [surrogate, attacked]
@@ -203,7 +204,7 @@ def _passes(cost: str) -> float:
 
 def _threat(attack: Attack, steps: int) -> dict[str, Any]:
     threat = {"eps": attack.eps / LEVELS, "norm": attack.norm}
-    if attack.name == "autoattack":  # which has steps of its own
+    if attack.name in ATTACKS and ATTACKS[attack.name].own_steps:
         return threat
     steps = attack.steps or steps
     if attack.norm == "l2":

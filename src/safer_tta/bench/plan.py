@@ -23,6 +23,7 @@ except ImportError as error:
 
 from .. import methods, predictors
 from ..api import NORMS, split_name
+from ..attacks import ATTACKS
 from ..data import Dataset, StreamSpec
 
 PLANS = resources.files("safer_tta.bench") / "plans"
@@ -41,12 +42,18 @@ class _Strict(BaseModel):
 class Attack(_Strict):
     """How images are attacked: budgets in 255ths of a pixel's range. eot attacks the deployed predictor, live."""
 
-    name: Literal["pgd", "autoattack", "eot"] = "pgd"
+    name: str = "pgd"
     eps: float = Field(default=8, gt=0)
     step: float = Field(default=2, gt=0)
     steps: int | None = Field(default=None, ge=1, description="by default the size's: the paper's 20, and 10 for eot")
     norm: Literal["linf", "l2"] = "linf"
     draws: int = Field(default=1, ge=0, description="of the views per step of eot; 0 is the transferred attack")
+
+    @field_validator("name")
+    @classmethod
+    def _known_attack(cls, name: str) -> str:
+        _known("attack", name, [*ATTACKS, "eot"])
+        return name
 
 
 class Order(_Strict):

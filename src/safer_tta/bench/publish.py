@@ -18,7 +18,7 @@ from .drawings import drawing
 from .figures import Drawing
 from .plan import Cell, Plan
 from .qualitative import one_attacked_image
-from .tables import Entry, Found, Table
+from .tables import Found, Table
 from .tasks import Place, Task, stream_of, surrogate_facts
 
 SHOWN_BATCHES = 6  # adapted to before an image is chosen for the picture
@@ -167,15 +167,9 @@ def _sortable(table: Table) -> str:
         for entry, (best, second) in zip(entries, table.ranks(), strict=True):
             place = None if entry.mean is None else round(entry.mean, 1)
             mark = "" if place is None else "best" if place == best else "second" if place == second else ""
-            values.append(report.Value(entry.mean, _text(entry), mark))
+            values.append(report.Value(entry.mean, tables.plain(entry), mark))
         rows.append((label, values))
     return report.sortable(["accuracy, %", *table.columns], rows)
-
-
-def _text(entry: Entry) -> str:
-    if entry.mean is None:
-        return "–"
-    return f"{entry.mean:.1f}" + ("" if entry.std is None else f" ± {entry.std:.1f}")
 
 
 def _compared(table: Table) -> str:
@@ -185,7 +179,7 @@ def _compared(table: Table) -> str:
             if entry.paper:
                 gap = None if entry.mean is None or entry.paper.note else entry.mean - entry.paper.mean
                 values = [
-                    report.Value(entry.mean, _text(entry)),
+                    report.Value(entry.mean, tables.plain(entry)),
                     report.Value(entry.paper.mean, f"{entry.paper.mean:.1f}"),
                     report.Value(gap, tables.difference(entry)),
                 ]

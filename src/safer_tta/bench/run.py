@@ -66,7 +66,7 @@ def perform(
     """
     api.check_names(run.method, run.predictor)
     if run.eot is not None:
-        _check_attackable(run.method)
+        check_attackable(run.method)
     stream = Stream(setting.domains, run.stream, setting.attacked)
     attacked = run.stream.attack_rate > 0
     threat = dict(setting.threat if run.eot is None else run.eot)
@@ -124,7 +124,8 @@ class _Eot:
         return torch.where(batch.attacked[:, None, None, None], attacked, batch.images)
 
 
-def _check_attackable(method: str) -> None:
+def check_attackable(method: str) -> None:
+    """Whether an attack through the predictor is one on what answers."""
     if not methods.METHODS[api.split_name(method)[0]].by_predictor:
         raise ValueError(
             f"{method} answers with more than its predictor (a teacher, prototypes, an average), so an attack through "

@@ -185,7 +185,7 @@ def comma_separated(made: Sequence[Table]) -> str:
 def beside_the_paper(table: Table) -> str:
     """Ours, the paper's and the difference, for every figure that was published."""
     body = [
-        [label, column, _plain(e), f"{e.paper.mean:.1f}", difference(e)]
+        [label, column, plain(e), f"{e.paper.mean:.1f}", difference(e)]
         for label, entries in table.rows
         for column, e in zip(table.columns, entries, strict=True)
         if e.paper
@@ -218,7 +218,8 @@ def _grid(header: Sequence[str], body: Sequence[Sequence[str]]) -> str:
     return "\n".join([*lines, *(f"| {' | '.join(line)} |" for line in body)]) + "\n"
 
 
-def _plain(entry: Entry, between: str = " ± ") -> str:
+def plain(entry: Entry, between: str = " ± ") -> str:
+    """A figure as it is printed."""
     if entry.mean is None:
         return "–"
     return f"{entry.mean:.1f}" + ("" if entry.std is None else f"{between}{entry.std:.1f}")
@@ -227,7 +228,7 @@ def _plain(entry: Entry, between: str = " ± ") -> str:
 def _marked(
     entry: Entry, rank: tuple[float | None, float | None], bold: str, underlined: str, between: str = " ± "
 ) -> str:
-    text = _plain(entry, between)
+    text = plain(entry, between)
     if entry.mean is None:
         return text
     place = round(entry.mean, 1)

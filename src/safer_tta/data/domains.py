@@ -255,8 +255,6 @@ def _synthetic(count: int, name: str) -> Domain:
 
 def check(root: str | os.PathLike[str], progress: Progress = lambda done, total: None) -> dict[str, Any]:
     """Counts against the official numbers, files that cannot be decoded, and a hash of every file's content."""
-    import hashlib
-
     folder = ImageFolder(root)
     items = [(domain, path, label) for domain in folder.places for path, label in folder.files(domain)]
     known = KNOWN.get(folder.name)
@@ -267,7 +265,7 @@ def check(root: str | os.PathLike[str], progress: Progress = lambda done, total:
             problem = None
         except DataError as error:
             problem = str(error)
-        return hashlib.blake2b(item[1].read_bytes(), digest_size=16).hexdigest(), problem
+        return digest_file(item[1]), problem
 
     counts = {domain: dict.fromkeys(folder.classes, 0) for domain in folder.places}
     hashes, unreadable = {}, []

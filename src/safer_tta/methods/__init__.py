@@ -1,8 +1,9 @@
 """Test-time adaptation methods, one file each. None of them knows which predictor it learns from."""
 
+from ..rooms import import_all
 from .base import Method
-from .registry import METHODS, create, describe, find_methods, register
+from .registry import METHODS, create, describe, register
 
-find_methods(__name__, __path__)
+import_all(__name__, __path__)
 
 __all__ = ["METHODS", "Method", "create", "describe", "register"]

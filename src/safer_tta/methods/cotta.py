@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ..models.norm import use_batch_statistics
 from ..predictors import Prediction, Predictor
+from ..seeds import drawn
 from .base import Method
 from .checks import count, not_negative, share
 from .losses import cross_entropy
@@ -77,7 +78,7 @@ class CoTTA(Method):
 
     def commit(self, images: Tensor, prediction: Prediction) -> None:
         follow(self.teacher, self.predictor, self.keep)
-        seed = int(torch.randint(2**62, (), generator=self.predictor.generator))
+        seed = drawn(self.predictor.generator)
         generator = torch.Generator(self.classifier.device).manual_seed(seed)
         pairs = zip(self.classifier.parameters(), self.source.classifier.parameters(), strict=True)
         for parameter, source in pairs:

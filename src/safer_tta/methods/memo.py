@@ -92,16 +92,19 @@ def _first(answer: Prediction) -> Prediction:
 
 
 def _joined(answers: list[Prediction]) -> Prediction:
-    """Single images as one batch."""
+    """Single images as one batch. Each had views of its own, so no view was dropped for all of them."""
     weights = torch.cat([a.report.weights for a in answers], dim=1)
     probs, logits, features = (
         torch.cat([getattr(a, name) for a in answers]) for name in ("probs", "logits", "features")
     )
     seen = [a.report.view_probs for a in answers if a.report.view_probs is not None]
     signals = [a.report.signal for a in answers if a.report.signal is not None]
+    reliability = [a.report.reliability for a in answers if a.report.reliability is not None]
     report: Report = dataclasses.replace(
         answers[0].report,
         weights=weights,
+        reliability=torch.stack(reliability).mean(dim=0) if reliability else None,
+        dropped=None,
         view_probs=torch.cat(seen, dim=1),
         signal=torch.cat(signals) if signals else None,
     )

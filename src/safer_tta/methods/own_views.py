@@ -10,6 +10,7 @@ import torch
 from torch import Generator, Tensor
 
 from ..predictors import Draw, Predictor
+from ..seeds import drawn
 from ..views.augment import autocontrast, crop_and_flip, flips, jitter, uniform, warp
 from ..views.operators import OPERATORS
 
@@ -28,7 +29,7 @@ class Seeded(NamedTuple):
 
 def seeded(predictor: Predictor, images: Tensor) -> Seeded:
     draw = predictor.draw(images)
-    return Seeded(draw, int(torch.randint(2**62, (), generator=predictor.generator)))
+    return Seeded(draw, drawn(predictor.generator))
 
 
 def easy(images: Tensor, generator: Generator) -> Tensor:

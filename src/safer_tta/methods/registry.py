@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
-import pkgutil
 import re
 import sys
 from collections.abc import Callable, Mapping
@@ -60,9 +58,3 @@ def describe(name: str) -> dict[str, str]:
         "what": text.partition("\n")[0],
         "paper": "" if paper is None else " ".join(f'{paper[1]}, "{paper[2]}", {paper[3]}'.split()),
     }
-
-
-def find_methods(package: str, path: list[str]) -> None:
-    """Import every file of the room, so that its decorator runs."""
-    for module in pkgutil.iter_modules(path):
-        importlib.import_module(f"{package}.{module.name}")

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ..models import Classifier
+from ..seeds import drawn
 from ..views import Draw
 
 
@@ -24,7 +25,8 @@ class Report:
     weights (V,B): the share of every view in every image's prediction
     reliability (V,): agreement of each view with the others
     dropped: index of the view the pooling rule left out, -1 if it left out none (mixing may still give it weight)
-    signal (B,): every image's suspicion (`feat_disagreement` unless the mixing uses another)
+    signal (B,): every image's suspicion: under the gate the probability that it is attacked, under SAFER-A the signal
+        that its mixing names, else `feat_disagreement` (a distance from 0 to 2)
     view_probs (V,B,K): what each view alone would have said
     pipelines: the operators of each augmented view
     health: what a guard around the method has counted so far
@@ -89,7 +91,7 @@ class Predictor:
     def __init__(self, classifier: Classifier | nn.Module, *, seed: int | None = None) -> None:
         self.classifier = classifier if isinstance(classifier, Classifier) else Classifier(classifier)
         # Without a seed of its own an object takes one from torch's, so that torch.manual_seed still decides.
-        self.seed = int(torch.randint(2**62, ())) if seed is None else operator.index(seed)
+        self.seed = drawn() if seed is None else operator.index(seed)
         self.generator = torch.Generator().manual_seed(self.seed)
         self.validate = True
         self.repeats = True  # every pass over batches of one shape is the same program, given their views

@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Generator, Tensor
 
-from ..attacks import autoattack, pgd
+from ..attacks import ATTACKS
 from ..attacks.pgd import check_threat
 from ..data import ArrayStore, Domain
 from ..models import Classifier
@@ -21,7 +20,6 @@ from ..seeds import generator
 from .source import source_recipe
 from .trainer import Recipe, train
 
-Threat = dict[str, Any]
 OTHER_SEEDS = 1000  # the attacker's seeds are not the defender's
 THREAT = {"eps": 8 / 255, "step": 2 / 255, "steps": 20, "norm": "linf"}
 
@@ -62,7 +60,7 @@ def attacked_copies(
 ) -> NDArray[np.uint8]:
     """Every image of the domain, attacked on the surrogate; made once and kept.
 
-    source: a hash of the surrogate. attack: "pgd", or "autoattack" (which has its own steps, and takes eps and norm).
+    source: a hash of the surrogate. attack: a name of `safer_tta.attacks.ATTACKS`.
     """
     if attack not in ATTACKS:
         raise ValueError(f"attack {attack!r} is unknown; expected one of {', '.join(ATTACKS)}")
@@ -74,19 +72,7 @@ def attacked_copies(
     def make(first: int, last: int) -> NDArray[np.uint8]:
         images = torch.from_numpy(np.array(target.images[first:last])).to(surrogate.device)
         labels = torch.from_numpy(target.labels[first:last]).to(surrogate.device)
-        attacked = ATTACKS[attack](surrogate, images, labels, threat, generator(seed, "attack", first))
+        attacked = ATTACKS[attack].make(surrogate, images, labels, threat, generator(seed, "attack", first))
         return (attacked * 255).round().byte().cpu().numpy()
 
     return store.get(definition, len(target), make, part=part, **options)
-
-
-def _pgd(surrogate: Classifier, images: Tensor, labels: Tensor, threat: Threat, randomness: Generator) -> Tensor:
-    return pgd(surrogate, images, labels, generator=randomness, **threat)
-
-
-def _autoattack(surrogate: Classifier, images: Tensor, labels: Tensor, threat: Threat, randomness: Generator) -> Tensor:
-    seed = int(torch.randint(2**31, (), generator=randomness))
-    return autoattack(surrogate, images, labels, eps=threat["eps"], norm=threat["norm"], seed=seed)[0]
-
-
-ATTACKS = {"pgd": _pgd, "autoattack": _autoattack}

@@ -26,7 +26,7 @@ from ..attacks import pgd
 from ..data import Domain
 from ..data.store import digest_file
 from ..models import Classifier, zoo
-from ..seeds import generator
+from ..seeds import drawn, generator
 from .augment import augment
 
 FORMAT = "safer-tta.model"
@@ -193,7 +193,7 @@ class _Training:
             group["lr"] = self._learning_rate(step)
         # Drop-out draws from torch's own generator: it too must follow from the seed and the step.
         with torch.random.fork_rng([self.device] if cuda else []):
-            torch.manual_seed(int(torch.randint(2**62, (), generator=randomness)))
+            torch.manual_seed(drawn(randomness))
             if self.recipe.attack is not None:  # by the model as it is: a program would compute weights' gradients too
                 images = pgd(self.model, images, labels, generator=randomness, **self.recipe.attack)
             return self._learn(images, labels)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Generator, Tensor
 
+from ..seeds import drawn
 from .operators import OPERATORS
 from .side_by_side import run_all
 
@@ -102,7 +103,7 @@ class Pipeline:
 
     def _draw_one(self, batch: int, generator: Generator) -> tuple[Step, ...]:
         names = PRESETS[self.preset](self.max_operators, generator)
-        return tuple(Step(name, OPERATORS[name].sample(batch, generator), _seed(generator)) for name in names)
+        return tuple(Step(name, OPERATORS[name].sample(batch, generator), drawn(generator)) for name in names)
 
 
 def preset(function: Preset) -> Preset:
@@ -136,7 +137,3 @@ def _smoothing() -> list[str]:
 
 def _choose(names: list[str], count: int, generator: Generator) -> list[str]:
     return [names[i] for i in torch.randperm(len(names), generator=generator)[:count].tolist()]
-
-
-def _seed(generator: Generator) -> int:
-    return int(torch.randint(2**62, (), generator=generator))
