@@ -23,6 +23,6 @@ def listed(text: str) -> str:
         if start:
             if lines and lines[-1] and not lines[-1].startswith(("- ", "  ")):
                 lines.append("")  # a list begins after an empty line
-            line = f"- **{start[1]}**: {line[start.end():]}"
+            line = f"- **{start[1]}**: {line[start.end() :]}"
         lines.append(line)
     return "\n".join(lines)

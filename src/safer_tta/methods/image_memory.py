@@ -5,9 +5,15 @@ Columns lie in the method's declared state under `memory_*`, one row an image, s
 
 from __future__ import annotations
 
+import contextlib
+from typing import Any
+
 import torch
 from torch import Generator, Tensor
 
+from ..models.norm import running_statistics
+from ..predictors import Prediction
+from .base import Method
 from .state import State
 
 
@@ -77,3 +83,17 @@ class ImageMemory:
         label = labels[int(torch.randint(len(labels), (), generator=generator))]
         places = torch.nonzero(self["label"] == label).flatten()
         return int(places[int(torch.randint(len(places), (), generator=generator))])
+
+
+class RememberingMethod(Method):
+    """Answers by running statistics, and learns from `memory` after the answer: a batch of its own choice."""
+
+    memory: ImageMemory
+
+    def forward(self, images: Tensor, draw: Any) -> tuple[Prediction, None]:
+        self.memory.check_size(images)
+        with self.answering():
+            return self.predictor(images, draw), None
+
+    def answering(self) -> contextlib.AbstractContextManager[None]:
+        return running_statistics(self.classifier.norms())

@@ -10,7 +10,6 @@ The paper trains with this normalisation from the start; here it replaces batch 
 
 from __future__ import annotations
 
-import contextlib
 import math
 from typing import Any
 
@@ -18,11 +17,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..models.norm import running_statistics, successor, use_train_mode
+from ..models.norm import successor, use_train_mode
 from ..predictors import Prediction, Predictor
-from .base import Method
 from .checks import count, share
-from .image_memory import ImageMemory
+from .image_memory import ImageMemory, RememberingMethod
 from .losses import entropy
 from .registry import register
 
@@ -66,7 +64,7 @@ def _beyond(difference: Tensor, band: Tensor) -> Tensor:
 
 
 @register("note")
-class NOTE(Method):
+class NOTE(RememberingMethod):
     updates = "norm"
     cost = "1 + 1 of the memory forward, 1 backward"
 
@@ -83,14 +81,6 @@ class NOTE(Method):
         use_train_mode(self.classifier.norms())  # so that their running statistics count as state
         self.memory = ImageMemory(self.state)
         self.state.memory["seen"] = torch.zeros(self.classifier.num_classes, dtype=torch.int64)
-
-    def forward(self, images: Tensor, draw: Any) -> tuple[Prediction, None]:
-        self.memory.check_size(images)
-        with self.answering():
-            return self.predictor(images, draw), None
-
-    def answering(self) -> contextlib.AbstractContextManager[None]:
-        return running_statistics(self.classifier.norms())
 
     def commit(self, images: Tensor, prediction: Prediction) -> None:
         for image, label in zip(images, prediction.labels, strict=True):

@@ -8,25 +8,23 @@ answers are given with them.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
-from typing import Any
 
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ..models.norm import running_statistics, use_train_mode
+from ..models.norm import use_train_mode
 from ..predictors import Prediction, Predictor
-from .base import Closure, Method
+from .base import Closure
 from .checks import count, positive, share
-from .image_memory import ImageMemory
+from .image_memory import ImageMemory, RememberingMethod
 from .losses import entropy
 from .registry import register
 from .sharpness import sharpness_aware_step
 
 
 @register("sotta")
-class SoTTA(Method):
+class SoTTA(RememberingMethod):
     updates = "norm"
     cost = "1 + 2 of the memory forward, 2 backward"
 
@@ -55,14 +53,6 @@ class SoTTA(Method):
             if isinstance(norm, _BatchNorm):
                 norm.momentum = self.momentum
         self.memory = ImageMemory(self.state)
-
-    def forward(self, images: Tensor, draw: Any) -> tuple[Prediction, None]:
-        self.memory.check_size(images)
-        with self.answering():
-            return self.predictor(images, draw), None
-
-    def answering(self) -> contextlib.AbstractContextManager[None]:
-        return running_statistics(self.classifier.norms())
 
     def optimise(self, closure: Closure) -> None:
         assert self.optimizer is not None

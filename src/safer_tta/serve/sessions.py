@@ -89,6 +89,7 @@ class Engine:
         self._hot: OrderedDict[str, Stream] = OrderedDict()
         self._resident = ""  # whose state is in the method
         self._jobs: queue.Queue[Job | None] = queue.Queue(limits.queue)
+        metrics.queue.set_function(self._jobs.qsize)
         self._waiting: Counter[str] = Counter()
         self._owners: Counter[str] = Counter()
         self._bytes: dict[str, int] = {}  # of each hot stream
@@ -214,7 +215,6 @@ class Engine:
                         counts[name] -= 1
                         if counts[name] <= 0:
                             del counts[name]
-                self.metrics.queue.set(self._jobs.qsize())
 
     def _carry_out(self, job: Job) -> None:
         started = time.perf_counter()
