@@ -638,3 +638,8 @@ def test_the_gate_alone_refuses_too_few_views():
     views = torch.rand(3, 4, 5)
     with pytest.raises(ValueError, match="2 augmented views, too few"):
         mixing.create("gate").mix(torch.full((3, 4), 1 / 3), views.softmax(-1), views)
+
+
+def test_batch_statistics_of_a_model_without_batch_norm_are_refused():
+    with pytest.raises(ValueError, match="no batch-norm layer"):
+        safer_tta.adapt(small_net(norm="group"), "bn")

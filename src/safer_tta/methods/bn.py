@@ -7,6 +7,7 @@ Nado et al., "Evaluating prediction-time batch normalization for robustness unde
 from __future__ import annotations
 
 from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..models.norm import use_train_mode
 from ..predictors import Draw, Prediction, Predictor
@@ -23,7 +24,13 @@ class BatchStatistics(Method):
         super().__init__(predictor)
 
     def prepare(self) -> None:
-        use_train_mode(self.classifier.norms())
+        norms = self.classifier.norms()
+        if not any(isinstance(norm, _BatchNorm) for norm in norms):
+            raise ValueError(
+                "bn normalises with the batch and the model has no batch-norm layer, so nothing would change; expected "
+                "one that has, or method 'none'"
+            )
+        use_train_mode(norms)
 
     def forward(self, images: Tensor, draw: Draw) -> tuple[Prediction, None]:
         return self.predictor(images, draw), None
