@@ -2,7 +2,7 @@
 
 safer bench beyond --seeds 1 --store STORE                              # the embedded data, half an hour of two cores
 python benchmarks/beyond.py rows STORE docs/results/beyond-synthetic.jsonl
-python benchmarks/beyond.py page docs/results/{beyond-synthetic,gate-first,pacs}.jsonl
+python benchmarks/beyond.py page docs/results/{beyond-synthetic,gate-first,pacs,eot-synthetic}.jsonl
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ TARGETS = ("art_painting", "cartoon", "photo", "sketch")
 FIRST, FINAL = {"alpha_clean": 0.6, "shift": 3.0, "cost": 20.0}, {"alpha_clean": 0.6, "cost": 5.0}
 METHODS = (("Tent", "tent"), ("PL", "pl"), ("TSD", "tsd"))
 PREDICTORS = (("", "plain"), ("+SAFER", "safer"), ("+SAFER-A", "safer-a"), ("+SAFER-gate", "safer-gate"))
+LABELS = {predictor: f"Tent{added}" for added, predictor in PREDICTORS}
 HEADER = (
     "| accuracy, % | " + " | ".join(f"{place}, {rate} %" for place in (*TARGETS, "average") for rate in RATES) + " |",
     "|---" * (1 + len(RATES) * (len(TARGETS) + 1)) + "|",
@@ -49,7 +50,7 @@ def read(path: Path) -> list[Row]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def page(embedded: Path, first: Path, pacs: Path) -> str:
+def page(embedded: Path, first: Path, pacs: Path, eot: Path) -> str:
     with tempfile.TemporaryDirectory() as folder:
         place = Place(Path(folder))
         place.results.folder.mkdir(parents=True)
@@ -63,6 +64,7 @@ def page(embedded: Path, first: Path, pacs: Path) -> str:
     parts = [
         real.measured(), real.lines(), real.rates(), real.late(), detections("On PACS, seed 1", real.usual(1)),
         f"## On the embedded data, seed 0\n{text}", detections("On the embedded data, seed 0", drawn),
+        "## An attacker who knows it (embedded data, seed 0)\n", known(read(eot)),
         earlier(Kept(read(first), FIRST), real),
     ]  # fmt: skip
     return "\n".join(parts)
@@ -195,6 +197,26 @@ def detections(where: str, found: Sequence[Row]) -> str:
     return "\n".join([*lines, *(seen[key] for key in sorted(seen))]) + "\n"
 
 
+def known(rows: Sequence[Row]) -> str:
+    """The attacker who knows it all, and what abstaining from the most suspicious half would save."""
+    draws = (0, 1, 4, 8)
+    lines = [
+        "| accuracy, % | transferred | " + " | ".join(f"EOT, K = {k}" for k in draws[1:]) + " | K = 8, half answered |",
+        "|---" * (2 + len(draws)) + "|",
+    ]
+    for row in rows:
+        key = (row["predictor"], row["predictor_options"].get("pool"))
+        if row["attack"] == "pgd":  # one for every defence
+            mine = [r for r in rows if (r["predictor"], r["predictor_options"].get("pool")) == key]
+            found = {(r["threat"].get("draws") or 0): r for r in mine}
+            label = LABELS[key[0]] + (f" ({key[1]})" if key[1] == "mean" else "")
+            figures = [*(found[k]["accuracy"] for k in draws), found[8]["selective"][-1]]
+            lines.append(f"| {label} | " + " | ".join(f"{figure:.1f}" for figure in figures) + " |")
+    (plain,) = (row for row in rows if row["predictor"] == "plain")
+    lines.append(f"| Tent | – | {plain['accuracy']:.1f} | – | – | – |")
+    return "\n".join(lines) + "\n"
+
+
 def earlier(first: Kept, pacs: Kept) -> str:
     """The first version of the gate beside what it was to beat, on PACS, seed 0, under Tent."""
     lines = ["## A first version, on PACS, seed 0", "", *HEADER]
@@ -212,11 +234,11 @@ def main() -> None:
     keeper.add_argument("store", type=Path)
     keeper.add_argument("rows", type=Path)
     pager = commands.add_parser("page")
-    for name in ("embedded", "first", "pacs"):
+    for name in ("embedded", "first", "pacs", "eot"):
         pager.add_argument(name, type=Path)
     o = parser.parse_args()
     if o.command == "page":
-        sys.stdout.write(page(o.embedded, o.first, o.pacs))
+        sys.stdout.write(page(o.embedded, o.first, o.pacs, o.eot))
     else:
         rows(o)
 

@@ -130,8 +130,23 @@ def test_the_pacs_page_is_built_from_its_rows():
 
 def test_the_page_on_the_gate_is_built_from_its_rows():
     results = ROOT / "docs" / "results"
-    files = [results / f"{name}.jsonl" for name in ("beyond-synthetic", "gate-first", "pacs")]
+    files = [results / f"{name}.jsonl" for name in ("beyond-synthetic", "gate-first", "pacs", "eot-synthetic")]
     assert benchmark("beyond").page(*files) in (ROOT / "docs" / "beyond.md").read_text()
+
+
+def test_the_page_of_threats_has_the_attacker_who_knows_the_defence():
+    rows = [json.loads(line) for line in (ROOT / "docs/results/eot-synthetic.jsonl").read_text().splitlines()]
+    assert len(rows) == 17
+    table = benchmark("beyond").known(rows)
+    assert table in (ROOT / "docs" / "threat.md").read_text()
+    assert len(table.splitlines()) == 2 + 5
+    live = [row for row in rows if row["attack"] == "eot"]
+    ours = [r for r in rows if (r["predictor"], r["predictor_options"].get("pool")) == ("safer", "cc_drop")]
+    (left,) = (f"{row['accuracy']:.1f}" for row in ours if row["threat"].get("draws") == 8)
+    (transferred,) = (f"{row['accuracy']:.1f}" for row in ours if row["attack"] == "pgd")
+    said = " ".join((ROOT / "README.md").read_text().split())
+    assert f"{left} % are left, where a transferred attack leaves {transferred} %" in said
+    assert max(row["accuracy"] for row in live if row["threat"]["draws"] == 8) < 20  # what "defeats it" says
 
 
 QUOTED = {"no adaptation": ("none", "plain"), "Tent": ("tent", "plain")}
