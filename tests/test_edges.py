@@ -643,3 +643,14 @@ def test_the_gate_alone_refuses_too_few_views():
 def test_batch_statistics_of_a_model_without_batch_norm_are_refused():
     with pytest.raises(ValueError, match="no batch-norm layer"):
         safer_tta.adapt(small_net(norm="group"), "bn")
+
+
+@pytest.mark.parametrize("name", ["pl", "shot_im", "tsd"])
+def test_methods_that_train_batch_norms_learn_in_chunks(name):
+    """What is computed again must save what the first pass saved; the statistics move once all the same."""
+    options = {"threshold": 0.3} if name == "pl" else {}
+    adapted = safer_tta.adapt(small_net(), name, safer={"views": 2, "chunk": 6}, seed=0, **options)
+    before = adapted.classifier.model.norm1.weight.clone()
+    adapted(batches(1)[0])
+    assert not torch.equal(adapted.classifier.model.norm1.weight, before)
+    assert int(adapted.classifier.model.norm1.num_batches_tracked) == 3  # one for each chunk, none for its second pass

@@ -126,3 +126,26 @@ def running_statistics(norms: Iterable[nn.Module]) -> Iterator[None]:
     finally:
         for norm in training:
             norm.train()
+
+
+def again(norms: Iterable[nn.Module]) -> contextlib.AbstractContextManager[None]:
+    """For a second pass: inside, batch norms are in the modes they are in now, and none moves a running statistic."""
+    return _again([(n, n.training, n.track_running_stats) for n in norms if isinstance(n, _BatchNorm)])
+
+
+@contextlib.contextmanager
+def _again(modes: list[tuple[_BatchNorm, bool, bool]]) -> Iterator[None]:
+    before = [(n, n.training, n.track_running_stats) for n, _, _ in modes]
+    held = [(b, b.clone()) for n, _, _ in modes for b in n.buffers(recurse=False)]
+    try:
+        _set(modes)
+        yield
+    finally:
+        _set(before)
+        for buffer, value in held:
+            buffer.data.copy_(value)  # .data: a graph that has saved it need not know
+
+
+def _set(modes: list[tuple[_BatchNorm, bool, bool]]) -> None:
+    for norm, training, tracking in modes:
+        norm.training, norm.track_running_stats = training, tracking

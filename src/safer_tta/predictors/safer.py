@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from .. import mixing as mixings
 from .. import pooling
 from ..models import Classifier
+from ..models import norm as norms
 from ..options import check
 from ..views import Draw, Pipeline
 from .base import Prediction, Predictor, Report, probabilities
@@ -119,7 +120,7 @@ class Safer(Predictor):
             self.classifier,
             images,
             use_reentrant=False,
-            context_fn=lambda: (contextlib.nullcontext(), self.classifier.untracked()),
+            context_fn=lambda: (contextlib.nullcontext(), norms.again(self.classifier.norms())),
         )
         return seen
 
