@@ -25,11 +25,12 @@ PLANS = (
     "main", "pooling", "views", "max-operators", "alpha-mode", "alpha-signal", "attack-rate", "stability", "epsilon",
     "autoattack", "eot", "released",
 )  # fmt: skip
+FULL = 5000  # training steps, as in the paper: of one target, to see what fewer cost
 IMAGES = {"alpha-signal": 512, "autoattack": 512, "eot": 128}  # of a stream, where all would take too long
 
 
-def settings(name: str) -> dict[str, Any]:
-    return {**SETTINGS, "images": IMAGES.get(name)}
+def settings(name: str, **changes: Any) -> dict[str, Any]:
+    return {**SETTINGS, "images": IMAGES.get(name), **changes}
 
 
 def tasks(o: argparse.Namespace) -> None:
@@ -81,12 +82,12 @@ def page(path: Path, attacks: Path, seeds: int = 3) -> str:
         place.results.folder.mkdir(parents=True)
         restore(argparse.Namespace(rows=path, store=place.store))
         parts = [part for name in PLANS if (part := section(name, place, kept, seeds))]
-    return "\n".join([*parts, fooled([json.loads(line) for line in lines(attacks)]), cost(kept)])
+    return "\n".join([*parts, schedules(kept), fooled([json.loads(line) for line in lines(attacks)]), cost(kept)])
 
 
 def main_runs(kept: Sequence[dict[str, Any]]) -> list[tuple[str, Any]]:
     """(name, cell) of every run of the main table, done or not."""
-    cells, names, _, _ = planned("main", kept, seeds=3)
+    cells, names, _, _ = planned("main", kept, 3)
     return list(zip(names, cells, strict=True))
 
 
@@ -123,7 +124,31 @@ def furthest(found: Sequence[tuple[Any, Any]]) -> tuple[list[tuple[Any, Any]], s
     return kept, ", ".join(map(str, one.pop())) if len(one) == 1 else "; ".join(sorted(said))
 
 
-def planned(name: str, kept: Sequence[dict[str, Any]], seeds: int) -> tuple[list[Any], list[str], list[Any], Any]:
+def schedules(kept: Sequence[dict[str, Any]]) -> str:
+    """Art Painting after as many training steps as the paper's beside the page's own, for seed 0."""
+    found = {row["run"]: row["accuracy"] for row in kept}
+    table: dict[str, dict[tuple[float, int], float]] = {}
+    for steps in (SETTINGS["steps"], FULL):
+        cells, names, _, _ = planned("main", kept, 1, steps=steps)
+        for cell, name in zip(cells, names, strict=True):
+            if cell.target == "art_painting" and name in found:
+                table.setdefault(cell.row.label, {})[cell.attack_rate, steps] = found[name]
+    wanted = [(rate, steps) for rate in (0, 50, 100) for steps in (SETTINGS["steps"], FULL)]
+    lines = [
+        "# The full schedule (Art Painting, seed 0)",
+        "",
+        "| accuracy, % | " + " | ".join(f"{rate} %, {steps} steps" for rate, steps in wanted) + " |",
+        "|---" * (1 + len(wanted)) + "|",
+    ]
+    for label, row in table.items():
+        if set(wanted) <= set(row):
+            lines.append(f"| {label} | " + " | ".join(f"{row[place]:.1f}" for place in wanted) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def planned(
+    name: str, kept: Sequence[dict[str, Any]], seeds: int, **changes: Any
+) -> tuple[list[Any], list[str], list[Any], Any]:
     """(cells, names of their runs, tasks, the plan), without data or weights: rows know what they were made from."""
     from safer_tta.bench import plan as plans
     from safer_tta.bench.graph import graph, size_for
@@ -134,7 +159,7 @@ def planned(name: str, kept: Sequence[dict[str, Any]], seeds: int) -> tuple[list
     dataset = Dataset("pacs", tuple(known.domains), ("",) * known.classes, _absent, defined["dataset"])
     plan = plans.load(name)
     cells = plans.cells(plan, dataset, seeds=seeds)
-    size = size_for("pacs", weights=f"hash:{defined['source']['recipe']['weights']}", **settings(name))
+    size = size_for("pacs", weights=f"hash:{defined['source']['recipe']['weights']}", **settings(name, **changes))
     made, runs = graph(cells, dataset, size)
     return cells, runs, made, plan
 
