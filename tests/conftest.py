@@ -22,6 +22,7 @@ CHROMIUM = next((p for p in map(Path, ("/usr/bin/chromium", "/usr/bin/chromium-b
 CHROMIUM_FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 
 CLASSES = 5
+SMOOTHING = {"gaussian_blur", "fft_low_pass"}  # the SPEC: every pipeline contains at least one of these
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # one process for each core; threads on top would only get in each other's way
     torch.set_num_threads(1)

@@ -17,7 +17,7 @@ from safer_tta import methods, mixing, pooling, predictors
 from safer_tta.attacks import ATTACKS
 from safer_tta.bench.run import check_attackable
 from safer_tta.views import OPERATORS, PRESETS, Pipeline
-from tests.conftest import CLASSES, LEARNING, batches, classifier, learnt
+from tests.conftest import CLASSES, LEARNING, SMOOTHING, batches, classifier, learnt
 
 DEVICES = ["cpu"]
 if torch.cuda.is_available():
@@ -107,9 +107,6 @@ class TestOperator:
     def test_refuses_values_of_another_batch(self, name, device):
         with pytest.raises(ValueError, match="expected"):
             OPERATORS[name](batches(1)[0].to(device), torch.rand(3))
-
-
-SMOOTHING = {"gaussian_blur", "fft_low_pass"}  # "every pipeline contains at least one of"
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 16])

@@ -10,7 +10,7 @@ import torch
 
 from safer_tta.predictors import TRANSFORMS
 from safer_tta.views import OPERATORS, Pipeline, operators
-from tests.conftest import needs_pacs, photographs
+from tests.conftest import SMOOTHING, needs_pacs, photographs
 
 GEOMETRIC = {"shear_x", "shear_y", "translate_x", "translate_y", "rotate", "equalize"}
 
@@ -223,9 +223,6 @@ def test_other_parameters():
 
 def drawn_names(preset: str, draws: int = 600) -> list[tuple[str, ...]]:
     return list(Pipeline(preset).draw(draws, 1, torch.Generator().manual_seed(0)).names)
-
-
-SMOOTHING = {"gaussian_blur", "fft_low_pass"}
 
 
 def test_released_pipelines_are_noise_then_smoothing_then_any_other():
