@@ -22,6 +22,7 @@ CHROMIUM = next((p for p in map(Path, ("/usr/bin/chromium", "/usr/bin/chromium-b
 CHROMIUM_FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 
 CLASSES = 5
+SMOOTHING = {"gaussian_blur", "fft_low_pass"}  # the SPEC: every pipeline contains at least one of these
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # one process for each core; threads on top would only get in each other's way
     torch.set_num_threads(1)
@@ -97,3 +98,27 @@ def photographs(count: int = 6, side: int = 60, kind: str = "*") -> Tensor:
     paths = [path for folder in folders for path in sorted(folder.iterdir())[: 1 if kind == "*" else count]]
     pictures = [np.asarray(Image.open(p).convert("RGB").resize((side, side))) for p in paths[:count]]
     return torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2).float() / 255
+
+
+# By their defaults these wait for 64 images, or for answers surer or newer than those of `small_net`. The memories are
+# small enough to overflow before a stream ends, and RDumb starts over within one.
+LEARNING: dict[str, dict[str, float]] = {
+    "eata": {"margin": 1.0, "redundancy": 1.0},
+    "note": {"every": 6, "capacity": 10},
+    "pl": {"threshold": 0.3},
+    "rdumb": {"every": 3},
+    "rotta": {"every": 6, "capacity": 10},
+    "sar": {"margin": 1.0},
+    "sotta": {"threshold": 0.3, "every": 6, "capacity": 10},
+}
+
+
+def learnt(adapted: safer_tta.Method, stream: list[Tensor]) -> list[Tensor]:
+    """The answers to a stream, from which the method has learnt, where it is one that does: else it tests nothing."""
+    steps: list[object] = []
+    hook = adapted.optimizer and adapted.optimizer.register_step_post_hook(lambda *_: steps.append(None))
+    answers = [prediction.probs for prediction in adapted.stream(stream)]
+    if hook is not None:
+        hook.remove()
+    assert bool(steps) == (adapted.updates != "none")
+    return answers

@@ -17,7 +17,7 @@ import torch
 import safer_tta
 from safer_tta import tensorfile
 from safer_tta.methods import state
-from tests.conftest import batches, small_net
+from tests.conftest import LEARNING, batches, learnt, small_net
 
 
 def run(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
@@ -225,6 +225,17 @@ def test_what_the_source_taught_stays_after_a_load_and_a_reset(tmp_path):
     assert got == expected > 0
     with pytest.raises(TypeError, match="no Fisher penalty"):
         safer_tta.adapt(small_net(), "rdumb", seed=0).fit_source(batches(1))
+
+
+def test_what_the_source_taught_is_the_start_to_which_a_method_goes_back():
+    fitted = safer_tta.adapt(small_net(), "eata", seed=0, **LEARNING["eata"])
+    fitted.fit_source(batches(2))
+    start = fitted.state_dict()
+    first = learnt(fitted, batches(3))
+    fitted.reset()
+    assert all(torch.equal(t, start[n]) for n, t in fitted.state_dict().items())
+    assert any(t.any() for n, t in start.items() if "fisher" in n)
+    assert all(torch.equal(a, b) for a, b in zip(first, learnt(fitted, batches(3)), strict=True))
 
 
 def test_moments_lie_in_memory_as_their_parameters_do(tmp_path):

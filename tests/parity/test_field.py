@@ -351,6 +351,36 @@ def test_notes_memory_stays_balanced():
     assert counts.max() - counts[predicted > 3].min() <= 2
 
 
+def of_class(method: safer_tta.Method, label: int) -> Tensor:
+    """Images that the method takes for this class, however often it sees them."""
+    images = torch.cat(batches(60))
+    return images[method.predict(images).labels == label]
+
+
+def places(remembered: Tensor, stream: Tensor) -> list[int]:
+    """Where in the stream the images of a memory came from."""
+    return [next(i for i, image in enumerate(stream) if torch.equal(image, one)) for one in remembered]
+
+
+def test_notes_reservoir_holds_early_and_late_images_alike():
+    """Of one class every image has the same chance to be in the memory, whenever it came."""
+    kept = []
+    for seed in range(6):
+        ours = safer_tta.adapt(small_net(), "note", safer=False, capacity=10, every=10_000, seed=seed)
+        images = of_class(ours, 1)[:200]
+        ours(images)
+        kept += places(ours.memory["image"], images)
+    assert len(kept) == 60
+    assert 80 < sum(kept) / len(kept) < 120
+    assert sum(place < 100 for place in kept) > 18
+
+
+def test_notes_memory_makes_room_for_a_rare_class():
+    ours = safer_tta.adapt(small_net(), "note", safer=False, capacity=10, every=10_000, seed=0)
+    ours(torch.cat([of_class(ours, 1)[:50], of_class(ours, 0)[:5]]))
+    assert torch.bincount(ours.memory["label"]).tolist() == [5, 5]
+
+
 def test_sotta():
     ours = safer_tta.adapt(source(), "sotta", safer=False, threshold=0.3, every=6)
     model = source().eval()
@@ -394,6 +424,18 @@ def test_sottas_memory_is_confident_and_uniform():
     counts = torch.bincount(ours.memory["label"], minlength=CLASSES)
     assert counts.sum() == 10
     assert counts.max() - counts[available > 3].min() <= 2
+
+
+def test_sottas_memory_keeps_what_is_rare_and_any_of_what_is_not():
+    """Room is made in the largest class, and there at random: not by age."""
+    gone = set()
+    for seed in range(6):
+        ours = safer_tta.adapt(small_net(), "sotta", safer=False, threshold=0.3, capacity=10, every=10_000, seed=seed)
+        rare, common = of_class(ours, 1)[:4], of_class(ours, 0)[:7]
+        ours(torch.cat([rare, common]))
+        assert torch.equal(ours.memory["image"][:4], rare)
+        gone |= set(range(7)) - set(places(ours.memory["image"][4:], common))
+    assert len(gone) > 1
 
 
 class RobustNet(NoteNet):

@@ -12,10 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from safer_tta import Safer, mixing, pooling
-from safer_tta.gate import ATTACKED, CLEAN, FLOOR, LEAST, MOST, ROUNDS, Gate, log_odds, straying
+from safer_tta.gate import Gate, log_odds, straying
 from safer_tta.models import zoo
 
 V, B, D, K = 5, 6, 8, 4
+CLEAN, ATTACKED = 0.6, 1.2  # the two bells' spreads, as docs/beyond.md has them
+LEAST, MOST = 1.0, 3.0  # between which the attacked one's middle stays
+ROUNDS = 5
+FLOOR = 1e-6
 
 
 def random_views(seed: int, views: int = V, batch: int = B) -> tuple[torch.Tensor, torch.Tensor]:
@@ -72,10 +76,10 @@ def bell(x: float, middle: float, spread: float) -> float:
 
 @pytest.mark.parametrize("gate", [Gate(), Gate(alpha_clean=0.8, cost=3)])
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("attacked", [0, 3, B])
-def test_weights_and_probabilities(gate, seed, attacked):
+@pytest.mark.parametrize(("attacked", "by"), [(0, 0), (3, 1), (B, 1), (3, 4), (B, 4)])
+def test_weights_and_probabilities(gate, seed, attacked, by):
     probs, features = random_views(seed)
-    features[0, :attacked] += 1
+    features[0, :attacked] += by
     base = pooling.weights("cc_drop", probs, features)
     weights, suspicion = gate.mix(base, probs, features)
     original, augmented = expected_straying(features.double().numpy())

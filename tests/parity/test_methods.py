@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 
 import pytest
 import torch
@@ -10,11 +11,39 @@ import torch.nn.functional as F
 from torch import nn
 
 import safer_tta
+from safer_tta import methods
 from tests.conftest import batches, small_net
 
 
 def norms(model: nn.Module) -> list[nn.BatchNorm2d]:
     return [m for m in model.modules() if isinstance(m, nn.BatchNorm2d)]
+
+
+# The SPEC's constants; of the methods that it only names, those of their papers, as their modules have them in words.
+DEFAULTS: dict[str, dict[str, float]] = {
+    "none": {},
+    "bn": {},
+    "tent": {"lr": 1e-3},
+    "pl": {"lr": 1e-4, "threshold": 0.9},
+    "shot_im": {"lr": 1e-4},
+    "t3a": {"keep": 100},
+    "tsd": {"lr": 1e-4, "keep": 100, "released": False},
+    "eata": {"lr": 2.5e-4, "margin": 0.4, "redundancy": 0.05, "momentum": 0.9, "fisher": 2000},
+    "tesla": {"lr": 1e-4, "keep": 0.99, "easy_views": 4, "queue": 256, "neighbours": 10, "policy_lr": 0.1},
+    "memo": {"lr": 2.5e-4, "copies": 32},
+    "note": {"lr": 1e-4, "capacity": 64, "every": 64, "momentum": 0.01},
+    "sotta": {"lr": 1e-3, "threshold": 0.99, "capacity": 64, "every": 64, "momentum": 0.2, "radius": 0.05},
+    "rotta": {"lr": 1e-3, "capacity": 64, "every": 64, "momentum": 0.05, "keep": 0.999},
+    "sar": {"lr": 2.5e-4, "margin": 0.4, "radius": 0.05, "recovery": 0.2},
+    "cotta": {"lr": 1e-3, "keep": 0.999, "restore_rate": 0.01, "threshold": 0.92, "versions": 32},
+    "rdumb": {"lr": 2.5e-4, "every": 1000},
+}
+
+
+@pytest.mark.parametrize("method", methods.METHODS)
+def test_defaults_are_the_published_ones(method):
+    options = inspect.signature(methods.METHODS[method]).parameters.values()
+    assert {option.name: option.default for option in options if option.name != "predictor"} == DEFAULTS[method]
 
 
 def test_tent_is_ten_lines():
@@ -78,6 +107,20 @@ def test_none_is_the_source_model_in_eval_mode():
     ours = safer_tta.adapt(source, "none", safer=False)
     for images in batches(2):
         assert torch.equal(ours(images).logits, copy.deepcopy(source).eval()(images.double()).detach())
+
+
+@pytest.mark.parametrize("method", ["pl", "shot_im", "tsd", "bn"])
+def test_train_mode_is_for_batch_norms_only(method):
+    """Another norm with running statistics goes on with those of the source, and dropout stays off."""
+    source = small_net().double()
+    source.norm2 = nn.InstanceNorm2d(16, affine=True, track_running_stats=True, dtype=torch.float64)
+    nn.init.uniform_(source.norm2.running_mean, -0.2, 0.2)
+    model = copy.deepcopy(source).eval()
+    model.norm1.train()
+    images = batches(1)[0].double()
+    ours = safer_tta.adapt(source, method, safer=False)
+    assert torch.allclose(ours(images).logits, model(images).detach(), rtol=0, atol=1e-9)
+    assert torch.equal(ours.export().norm2.running_mean, source.norm2.running_mean)
 
 
 def medbn(norm: nn.BatchNorm2d, x: torch.Tensor) -> torch.Tensor:

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from safer_tta.views import OPERATORS, operators
-from tests.conftest import needs_pacs, photographs
+from safer_tta.predictors import TRANSFORMS
+from safer_tta.views import OPERATORS, Pipeline, operators
+from tests.conftest import SMOOTHING, needs_pacs, photographs
 
 GEOMETRIC = {"shear_x", "shear_y", "translate_x", "translate_y", "rotate", "equalize"}
 
@@ -184,3 +185,93 @@ def test_all_ways_to_blur_are_the_same_blur():
     one = operators._blur_by_convolution(images, kernels)
     for blur in (operators._blur_by_matrices, operators._blur_by_sums):
         torch.testing.assert_close(blur(images, kernels), one, rtol=0, atol=1e-12)
+
+
+# --- what is drawn ----------------------------------------------------------------------------------------------------
+
+RANGES = {
+    "gaussian_blur": (1, 3),
+    "gaussian_noise": (0.01, 0.10),
+    "fft_low_pass": (0.2, 0.6),
+    "solarize": (0.1, 0.9),
+    "contrast": (0.4, 1.6),
+    "brightness": (0.4, 1.6),
+    "saturation": (0.4, 1.6),
+    "sharpness": (0, 10),
+    "shear_x": (-20, 20),
+    "shear_y": (-20, 20),
+    "translate_x": (-0.2, 0.2),
+    "translate_y": (-0.2, 0.2),
+    "rotate": (-30, 30),
+}
+
+
+@pytest.mark.parametrize("name", RANGES)
+def test_parameters_fill_their_range(name):
+    low, high = RANGES[name]
+    values = (OPERATORS[name].sample(4000, torch.Generator().manual_seed(0)) - low) / (high - low)
+    assert 0 <= values.min() < 0.01
+    assert 0.99 < values.max() <= 1
+    assert values.quantile(0.5).item() == pytest.approx(0.5, abs=0.05), "uniform"
+
+
+def test_other_parameters():
+    assert set(OPERATORS) - set(RANGES) == {"equalize", "invert", "posterize"}
+    assert OPERATORS["equalize"].sample(9) is OPERATORS["invert"].sample(9) is None
+    assert set(OPERATORS["posterize"].sample(200, torch.Generator().manual_seed(0)).tolist()) == {2, 3, 4, 5}
+
+
+def drawn_names(preset: str, draws: int = 600) -> list[tuple[str, ...]]:
+    return list(Pipeline(preset).draw(draws, 1, torch.Generator().manual_seed(0)).names)
+
+
+def test_released_pipelines_are_noise_then_smoothing_then_any_other():
+    assert Pipeline() == Pipeline("released", max_operators=3)
+    firsts, seconds, thirds = (set(names) for names in zip(*drawn_names("released"), strict=True))
+    assert firsts == {"gaussian_noise"}
+    assert seconds == SMOOTHING
+    assert thirds == set(OPERATORS) - {"gaussian_noise"}, "the other smoothing operator included"
+
+
+def test_paper_pipelines_are_in_any_order_and_noise_is_not_forced():
+    drawn = drawn_names("paper")
+    assert all(SMOOTHING & set(names) for names in drawn)
+    assert all(set(at) == set(OPERATORS) for at in zip(*drawn, strict=True)), "anything comes anywhere"
+    noisy = sum("gaussian_noise" in names for names in drawn) / len(drawn)
+    assert noisy == pytest.approx(2 / 15, abs=0.05), "two of the fifteen that are not the forced smoothing"
+
+
+@pytest.mark.parametrize("preset", ["released", "paper"])
+def test_every_image_of_every_view_has_parameters_of_its_own(preset):
+    pipelines = Pipeline(preset).draw(40, 8, torch.Generator().manual_seed(0)).pipelines
+    drawn: dict[str, list[float]] = {}
+    for step in (step for pipeline in pipelines for step in pipeline if step.name in RANGES):
+        drawn.setdefault(step.name, []).extend(step.values.tolist())
+    assert all(len(set(values)) == len(values) for values in drawn.values())
+
+
+def test_every_image_of_every_view_has_noise_of_its_own():
+    images = torch.full((4, 3, 32, 32), 0.5)
+    pipelines = Pipeline().draw(4, len(images), torch.Generator().manual_seed(0)).pipelines
+    noise = torch.cat([pipeline[0](images) - images for pipeline in pipelines]).flatten(1)
+    assert torch.corrcoef(noise).fill_diagonal_(0).abs().max() < 0.1
+
+
+# --- the single transforms --------------------------------------------------------------------------------------------
+
+
+def slight_blur(x):
+    """5×5 Gaussian of σ 0.5, zeros outside."""
+    kernel = np.array([[math.exp(-(s**2 + t**2) / (2 * 0.5**2)) for t in range(-2, 3)] for s in range(-2, 3)])
+    padded, out = np.pad(x, ((0, 0), (2, 2), (2, 2))), np.zeros_like(x)
+    for i in range(x.shape[1]):
+        for j in range(x.shape[2]):
+            out[:, i, j] = (padded[:, i : i + 5, j : j + 5] * kernel / kernel.sum()).sum(axis=(1, 2))
+    return out
+
+
+@pytest.mark.parametrize(("name", "by_hand"), [("fft", lambda x: fft_low_pass(x, 0.5)), ("blur", slight_blur)])
+def test_single_transforms(name, by_hand):
+    images = torch.rand(3, 3, 21, 32, generator=torch.Generator().manual_seed(0))
+    expected = np.stack([np.clip(by_hand(image), 0, 1) for image in images.double().numpy()])
+    assert TRANSFORMS[name](images).numpy() == pytest.approx(expected, abs=1e-4)

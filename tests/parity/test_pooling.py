@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from safer_tta import mixing, pooling
-from tests.conftest import classifier, needs_pacs, photographs
+from safer_tta import Classifier, Safer, mixing, pooling
+from safer_tta.gate import log_odds
+from tests.conftest import batches, classifier, needs_pacs, photographs, small_net
 
 V, B, K, D = 5, 7, 4, 9
 
@@ -22,8 +23,6 @@ def random_views(seed: int, views: int = V) -> tuple[torch.Tensor, torch.Tensor]
 
 
 def real_views() -> tuple[torch.Tensor, torch.Tensor]:
-    from safer_tta import Safer
-
     predictor = Safer(classifier(), seed=0)
     images = photographs()
     with torch.no_grad():
@@ -159,6 +158,7 @@ def test_mixing(signal, curve, higher):
 def test_defaults_are_the_papers():
     rule = mixing.Mixing()
     assert (rule.tau, rule.kappa, rule.alpha_attacked, rule.alpha_clean) == (0.2, 3.0, 0.25, 0.65)
+    assert rule.delta == 0.1
     assert (rule.curve, rule.signal) == ("sigmoid", "feat_disagreement")
 
 
@@ -182,3 +182,75 @@ def test_gradients_flow_through_the_weights():
     assert torch.autograd.gradcheck(first_weight, (features,))
     (gradient,) = torch.autograd.grad(first_weight(features), features)
     assert gradient.abs().max() > 0
+
+
+@pytest.mark.parametrize(("spread", "uniform"), [(3e-2, False), (1e-4, True)])
+def test_weights_count_until_they_sum_to_nothing(spread, uniform):
+    """Answers that are next to uniform leave weights of 1e-4 together, which still differ; of 1e-8 none is left."""
+    probs = (spread * torch.randn(V, B, K, dtype=torch.float64, generator=torch.Generator().manual_seed(0))).softmax(-1)
+    weights = pooling.weights("entropy", probs, random_views(0)[1]).numpy()
+    assert weights == pytest.approx(expected_weights("entropy", probs.numpy(), np.empty(0)), abs=1e-6)
+    assert (np.ptp(weights) < 1e-9) == uniform
+
+
+# --- all of it together, in the predictor -----------------------------------------------------------------------------
+
+
+def pooled_by_hand(source: Classifier, views: torch.Tensor, mixed: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """SAFER's or SAFER-A's probabilities, and the features, of views (V,B,3,H,W); autograd follows every line."""
+    z, logits = (t.unflatten(0, views.shape[:2]) for t in source(views.flatten(0, 1)))
+    p, others = logits.softmax(-1), range(len(views))
+    scaled = (z - z.mean(1, keepdim=True)) / ((z.var(1, correction=0, keepdim=True) + 1e-6).sqrt() + 1e-6)
+    r = [sum((scaled[v] * scaled[u]).mean() for u in others if u != v) / (len(views) - 1) for v in others]
+    rho = torch.stack(r).clamp_min(0)
+    rho = torch.stack([0 * x if v == int(rho.argmin()) else x for v, x in enumerate(rho)])
+    base = w = (rho / rho.sum())[:, None].expand(views.shape[:2])
+    if mixed:
+        suspicion = 1 - torch.cosine_similarity(z[0], z[1:].mean(0), dim=1)
+        alpha = 0.65 + torch.sigmoid(3 * (suspicion - 0.2)) * (0.25 - 0.65)
+        w = torch.stack([alpha, *((1 - alpha) * base[v] / base[1:].sum(0) for v in others[1:])])
+    return sum(w[v, :, None] * p[v] for v in others), sum(base[v, :, None] * z[v] for v in others)
+
+
+@pytest.mark.parametrize("mixing", [None, "sigmoid"])
+@pytest.mark.parametrize("part", ["probs", "features"])
+def test_gradients_of_the_pooled_answer(mixing, part):
+    """To the images, for an attacker, and to the parameters, for a method: through the weights and what they weigh."""
+    source = Classifier(small_net().double()).eval()
+    predictor, images = Safer(source, mixing=mixing, seed=0), batches(1)[0].double().requires_grad_(True)
+    draw = predictor.draw(images)
+    ours = getattr(predictor(images, draw), part)
+    probs, features = pooled_by_hand(source, draw.views(images), mixed=mixing is not None)
+    expected = probs if part == "probs" else features
+    torch.testing.assert_close(ours, expected, rtol=0, atol=1e-9)
+    towards = [images, *(w for name, w in source.named_parameters() if part == "probs" or "fc" not in name)]
+    weights = torch.randn(ours.shape, dtype=ours.dtype, generator=torch.Generator().manual_seed(0))
+    for a, b in zip(*(torch.autograd.grad((x * weights).sum(), towards) for x in (ours, expected)), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-9)
+
+
+def test_logits_are_logarithms_from_a_millionth_on():
+    net = small_net().eval()
+    net.fc.weight.data *= 20
+    prediction = Safer(net, seed=0)(torch.cat(batches(8)))
+    p = prediction.probs.detach().double()
+    assert (p < 1e-6).any()
+    assert ((p > 1e-6) & (p < 1e-4)).any()
+    torch.testing.assert_close(prediction.logits.detach().double(), p.clamp_min(1e-6).log(), rtol=0, atol=1e-4)
+
+
+def test_the_signal_reported_is_the_mixings(images):
+    """SAFER-A's is the one it was given, the gate's the chance that an image is attacked; without a mixing it is the
+    disagreement of features."""
+    source = classifier().eval()
+    features = source(Safer(source, seed=0).draw(images).views(images).flatten(0, 1))[0].unflatten(0, (5, -1)).detach()
+    disagreement = (1 - torch.cosine_similarity(features[0], features[1:].mean(0), dim=1)).clamp(0, 2)
+
+    def signal(given: object) -> torch.Tensor:
+        return Safer(source, mixing=given, seed=0)(images).report.signal
+
+    torch.testing.assert_close(signal(None), disagreement)
+    torch.testing.assert_close(signal("sigmoid"), disagreement)
+    torch.testing.assert_close(signal("gate"), torch.sigmoid(log_odds(features)))
+    confidence = source(images)[1].softmax(-1).amax(-1).detach()
+    torch.testing.assert_close(signal({"signal": "orig_conf"}), confidence)
