@@ -241,6 +241,11 @@ def test_a_step_waits_for_nothing(compile):
 
 
 @needs_cuda
+def test_under_a_guard_every_step_is_waited_for():
+    assert not safer_tta.Guard(on_cuda("tent")).unattended()
+
+
+@needs_cuda
 def test_back_on_the_cpu_it_goes_on():
     method = on_cuda("tent")
     stream = batches(4)
