@@ -93,8 +93,8 @@ def lengths(delta: torch.Tensor, norm: str) -> torch.Tensor:
 
 @pytest.mark.parametrize(("norm", "eps"), [("linf", EPS), ("l2", 1.0)])
 def test_pgd_written_out(norm, eps):
-    """Where the model is asked, step for step: sign or unit length of the gradient, then back into ball and range. Steps
-    as large as the budget, so that every one of them leaves the ball."""
+    """Where the model is asked, step for step: sign or unit length of the gradient, then back into ball and range.
+    Steps as large as the budget, so that every one of them leaves the ball."""
     model, images, y = small_net().eval(), eight_bit() / 255, labels()
     predict, asked = remembering(model)
     attacked = pgd(predict, images, y, eps=eps, step=eps, steps=4, norm=norm, generator=generator())
