@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import itertools
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -11,7 +13,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 import safer_tta
+from safer_tta import pooling
 from safer_tta.attacks import autoattack, eot_pgd, pgd
+from safer_tta.attacks.pgd import BALLS, loss_gradient
 from tests.conftest import CLASSES, batches, classifier, small_net
 
 EPS = 8 / 255
@@ -46,13 +50,81 @@ def test_linf_budget_holds_exactly_on_eight_bits(levels, steps, seed):
 
 @settings(max_examples=20, deadline=None)
 @given(eps=st.floats(0.3, 5), seed=st.integers(0, 1000))
-def test_l2_budget_holds_exactly_on_eight_bits(eps, seed):
-    images = eight_bit(seed)
-    attacked = pgd(small_net(), images, labels(), eps=eps, step=eps / 3, steps=4, norm="l2", generator=generator(seed))
+def test_l2_budget_is_used_and_holds_exactly_on_eight_bits(eps, seed):
+    """Against a linear model the best attack is known: all of the budget along its weights."""
+    images = 100 + eight_bit(seed) // 5  # far enough from black and white
+    weights = torch.rand(images.shape[1:], generator=generator(seed)) + 0.5
+    weights *= torch.randn(weights.shape, generator=generator(seed)).sign()
+
+    def linear(x: torch.Tensor) -> torch.Tensor:
+        score = ((x - 0.5) * weights).sum(dim=(1, 2, 3)) / 100
+        return torch.stack([-score, score], dim=1)
+
+    y = torch.zeros(6, dtype=torch.long)
+    attacked = pgd(linear, images, y, eps=eps, step=eps, steps=4, norm="l2", generator=generator(seed))
     difference = ((attacked * 255).round().double() - images.double()) / 255
-    length = difference.flatten(1).norm(dim=1)
-    assert length.max() <= eps
-    assert length.min() >= 0.95 * eps - 2 / 255, "rounding must not take the attack away"
+    assert difference.flatten(1).norm(dim=1).max() <= eps
+    along = (difference * weights).sum(dim=(1, 2, 3)) / weights.norm()
+    assert along.min() >= 0.95 * eps, "rounding must not take the attack away"
+
+
+Scores = Callable[[torch.Tensor], torch.Tensor]
+
+
+def remembering(predict: Scores) -> tuple[Scores, list[torch.Tensor]]:
+    """The same function, and the images it was asked about."""
+    asked: list[torch.Tensor] = []
+
+    def scores(x: torch.Tensor) -> torch.Tensor:
+        asked.append(x.detach().clone())
+        return predict(x)
+
+    return scores, asked
+
+
+def ascent(predict: Scores, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    x = x.clone().requires_grad_(True)
+    return torch.autograd.grad(nn.functional.cross_entropy(predict(x), y, reduction="sum"), x)[0]
+
+
+def lengths(delta: torch.Tensor, norm: str) -> torch.Tensor:
+    return torch.linalg.vector_norm(delta, ord=torch.inf if norm == "linf" else 2, dim=(1, 2, 3), keepdim=True)
+
+
+@pytest.mark.parametrize(("norm", "eps"), [("linf", EPS), ("l2", 1.0)])
+def test_pgd_written_out(norm, eps):
+    """Where the model is asked, step for step: sign or unit length of the gradient, then back into ball and range.
+    Steps as large as the budget, so that every one of them leaves the ball."""
+    model, images, y = small_net().eval(), eight_bit() / 255, labels()
+    predict, asked = remembering(model)
+    attacked = pgd(predict, images, y, eps=eps, step=eps, steps=4, norm=norm, generator=generator())
+    assert len(asked) == 4
+    x = asked[0]
+    for following in (*asked[1:], None):
+        gradient = ascent(model, x, y)
+        delta = x + eps * (gradient.sign() if norm == "linf" else gradient / lengths(gradient, norm)) - images
+        within = delta.clamp(-eps, eps) if norm == "linf" else delta * (eps / lengths(delta, norm)).clamp(max=1)
+        x = (images + within).clamp(0, 1)
+        if following is not None:
+            torch.testing.assert_close(following, x, rtol=0, atol=1e-6)
+            x = following
+    if norm == "linf":
+        torch.testing.assert_close(attacked, (x * 255).round() / 255, rtol=0, atol=1e-6)
+    else:
+        assert torch.cosine_similarity((attacked - images).flatten(1), (x - images).flatten(1)).min() > 0.99
+
+
+@pytest.mark.parametrize(("norm", "eps"), [("linf", EPS), ("l2", 1.0)])
+def test_pgd_starts_somewhere_in_the_ball(norm, eps):
+    images, starts = torch.full((64, 3, 16, 16), 0.5), []
+    for seed in range(2):
+        scores, asked = remembering(lambda x: x.flatten(1)[:, :CLASSES])
+        pgd(scores, images, labels(64), eps=eps, step=eps, steps=1, norm=norm, generator=generator(seed))
+        starts.append(asked[0] - images)
+        assert lengths(starts[-1], norm).max() <= eps + 1e-6
+        assert lengths(starts[-1], norm).max() > 0.9 * eps
+        assert abs(starts[-1].mean()) < 0.05 * starts[-1].std(), "in no direction more than in another"
+    assert len(torch.cat(starts).flatten(1).unique(dim=0)) == 128, "another one for every image and seed"
 
 
 @pytest.mark.parametrize(("norm", "eps"), [("linf", EPS), ("l2", 1.0)])
@@ -160,7 +232,7 @@ def test_eot_keeps_the_budget_and_moves_nothing(draws):
 
 
 def test_eot_follows_the_mean_gradient_over_fresh_draws(monkeypatch):
-    """One step, done again here: the sign of the gradient averaged over the recorded draws, from the recorded start."""
+    """Done again here: at every step the sign of the gradient averaged over that step's draws, from where it stood."""
     predictor = safer_tta.Safer(classifier(), seed=0)
     predictor.classifier.eval()
     images, y = eight_bit(side=24) / 255, labels()
@@ -169,17 +241,51 @@ def test_eot_follows_the_mean_gradient_over_fresh_draws(monkeypatch):
     monkeypatch.setattr(
         safer_tta.Safer, "predict", lambda self, x, draw: calls.append((x.detach(), draw)) or original(self, x, draw)
     )
-    attacked = eot_pgd(predictor, images, y, draws=4, steps=1, generator=generator())
+    attacked = eot_pgd(predictor, images, y, draws=3, steps=3, generator=generator())
     monkeypatch.undo()
-    assert len({id(draw) for _, draw in calls}) == 4
-    start, total = calls[0][0], torch.zeros_like(images)
-    for _, draw in calls:
-        x = start.clone().requires_grad_(True)
-        loss = nn.functional.cross_entropy(predictor(x, draw, track=False).logits, y, reduction="sum")
-        total += torch.autograd.grad(loss, x)[0]
-    moved = (start + 2 / 255 * total.sign()).clamp(images - EPS, images + EPS).clamp(0, 1)
-    expected = (moved * 255).round() / 255
-    assert ((attacked - expected).abs() < 1e-6).float().mean() > 0.999
+    assert len(calls) == 9
+    views = [draw.views(images) for _, draw in calls]
+    assert not any(torch.equal(one, other) for one, other in itertools.combinations(views, 2))
+    reached = [*(x for x, _ in calls[3::3]), attacked]
+    for number, there in enumerate(reached):
+        step = calls[3 * number : 3 * number + 3]
+        here = step[0][0]
+        total = sum(ascent(lambda x, draw=draw: predictor(x, draw, track=False).logits, here, y) for _, draw in step)
+        moved = (here + 2 / 255 * total.sign()).clamp(images - EPS, images + EPS).clamp(0, 1)
+        expected = (moved * 255).round() / 255 if there is attacked else moved
+        assert ((there - expected).abs() < 1e-6).float().mean() > 0.999
+
+
+@pytest.mark.parametrize("pool", pooling.RULES)
+def test_the_attackers_gradient_is_the_true_slope(pool):
+    """Through the weights as well as through the answers, against finite differences: a weight taken as constant would
+    hide something. One operator a view is a blur or a low pass, and so smooth."""
+    predictor = safer_tta.Safer(small_net().double(), pool=pool, pipeline={"max_operators": 1}, seed=0)
+    predictor.classifier.eval()
+    images, y = batches(1)[0].double() * 0.8 + 0.1, labels()
+    draw = predictor.draw(images)
+
+    @torch.no_grad()
+    def loss(x: torch.Tensor) -> float:
+        return float(nn.functional.cross_entropy(predictor(x, draw, track=False).logits, y, reduction="sum"))
+
+    gradient = loss_gradient(lambda x: predictor(x, draw, track=False).logits, images, y)
+    along = torch.randn(images.shape, generator=generator(), dtype=torch.float64)
+    slope = (loss(images + 1e-6 * along) - loss(images - 1e-6 * along)) / 2e-6
+    assert float((gradient * along).sum()) == pytest.approx(slope, rel=1e-5)
+
+
+def test_a_predictor_is_attacked_under_the_draw_it_would_make_next():
+    """The same at every step, and it is still the next one afterwards."""
+    predictor = safer_tta.Safer(classifier(), seed=0)
+    predictor.classifier.eval()
+    images, arguments = batches(1)[0], {"eps": EPS, "step": 2 / 255, "steps": 3}
+    state = predictor.generator.get_state()
+    attacked = pgd(predictor, images, labels(), generator=generator(), **arguments)
+    assert torch.equal(predictor.generator.get_state(), state)
+    draw = predictor.draw(images)
+    fixed = pgd(lambda x: predictor(x, draw, track=False).logits, images, labels(), generator=generator(), **arguments)
+    assert torch.equal(attacked, fixed)
 
 
 def test_an_attacker_who_knows_safer_hurts_it_more():
@@ -220,6 +326,39 @@ def test_autoattack_with_few_classes(classes):
     assert [name for name, _ in seen] == ["apgd-ce", "apgd-t", "fab-t"]
     assert ((attacked * 255).round().int() - images.int()).abs().max() <= 8
     assert accuracy["fab-t"] <= accuracy["apgd-ce"] <= 100
+
+
+@pytest.mark.parametrize(("norm", "theirs", "eps"), [("linf", "Linf", 2 / 255), ("l2", "L2", 0.3)])
+def test_autoattack_is_theirs_on_the_images_that_stand(norm, theirs, eps):
+    """Both components by the package itself: the second on what withstood the first, and nothing on what was wrong."""
+    package = pytest.importorskip("pyautoattack")
+    model, images = small_net().eval(), eight_bit(size=10)
+    floats = images / 255
+    y = model(floats).argmax(1)
+    y[0] = (y[0] + 1) % CLASSES
+    expected, accuracy = floats.clone(), []
+    for component in ("apgd-ce", "fab-t"):
+        attack = package.AutoAttack(model, norm=theirs, eps=eps, version="standard", seed=5)
+        attack.attacks_to_run, attack.fab.n_target_classes = [component], CLASSES - 1
+        standing = model(expected).argmax(1) == y
+        expected[standing] = attack.run_standard_evaluation(floats[standing], y[standing])[0]
+        accuracy.append(100 * (model(expected).argmax(1) == y).float().mean().item())
+    assert 90 > accuracy[0] > accuracy[1], "each has something to find and something to leave"
+    attacked, ours = autoattack(model, images, y, eps=eps, norm=norm, seed=5, components=("apgd-ce", "fab-t"))
+    assert [ours["clean"], ours["apgd-ce"], ours["fab-t"]] == pytest.approx([90, *accuracy])
+    assert torch.equal(attacked, BALLS[norm].round(floats, expected, eps))
+    assert torch.equal(attacked[0], floats[0])
+    assert ours["rounded"] == pytest.approx(100 * (model(attacked).argmax(1) == y).float().mean().item())
+
+
+def test_autoattack_draws_by_its_seed():
+    pytest.importorskip("pyautoattack")
+    model, images = small_net().eval(), eight_bit(size=4)
+    y = model(images / 255).argmax(1)
+    one, again, other = (autoattack(model, images, y, seed=seed, components=("square",))[0] for seed in (1, 1, 2))
+    assert torch.equal(one, again)
+    assert not torch.equal(one, other)
+    assert torch.allclose(one * 255, (one * 255).round(), atol=1e-4)
 
 
 def test_autoattack_leaves_modes_and_gradients():

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import copy
+import functools
 import logging
 import warnings
 
@@ -18,7 +20,7 @@ from safer_tta import Mixing, Safer, mixing, pooling
 from safer_tta.methods import METHODS
 from safer_tta.methods.own_views import CHAIN, augmix, strong
 from safer_tta.views import OPERATORS
-from tests.conftest import LEARNING, batches, classifier, learnt, small_net
+from tests.conftest import LEARNING, batches, classifier, learnt, same, small_net
 
 
 def test_three_lines(model, images):
@@ -183,6 +185,20 @@ def test_export_is_a_plain_module_that_answers_alike(images):
     exported(normalised).sum().backward()  # nothing of ours hangs on it: it trains like any module
 
 
+def test_an_exported_model_and_its_method_go_their_own_ways(model, images):
+    adapted = safer_tta.adapt(model, "tent", safer=False, seed=0)
+    adapted(images)
+    exported = adapted.export()
+    kept = copy.deepcopy(exported.state_dict())
+    adapted(images)
+    assert all(torch.equal(t, kept[n]) for n, t in exported.state_dict().items())
+    before = adapted.state_dict()
+    with torch.no_grad():
+        for parameter in exported.parameters():
+            parameter.zero_()
+    assert same(adapted.state_dict(), before)
+
+
 def test_safer_takes_a_dict_or_a_predictor(model, images):
     by_dict = safer_tta.adapt(model, safer={"views": 2, "pool": "cc", "mixing": Mixing(curve="step")}, seed=3)
     by_predictor = safer_tta.adapt(model, safer=Safer(model, 2, "cc", "step"), seed=3)
@@ -316,25 +332,45 @@ def test_classifier_given_as_model_is_used(images):
 
 def test_threads_get_their_own_answers(model):
     """Four threads, one method, batches of different sizes: every answer is the one a lone caller gets."""
-    from concurrent.futures import ThreadPoolExecutor
-
     adapted = safer_tta.adapt(model, "pl", safer=False)
     sizes = [batches(1, size=n)[0] for n in (3, 4, 5, 6)]
     expected = [adapted.predict(x).probs for x in sizes]
     before = adapted.state_dict()
-    with ThreadPoolExecutor(4) as pool:
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
         answers = list(pool.map(adapted.predict, sizes * 25))
     assert all(torch.equal(a.probs, expected[i % 4]) for i, a in enumerate(answers))
     assert all(torch.equal(t, before[n]) for n, t in adapted.state_dict().items())
 
 
-def test_predictors_may_be_shared_by_threads(model):
-    from concurrent.futures import ThreadPoolExecutor
+def test_nobody_else_uses_a_method_while_one_has_it_to_itself(model, images, tmp_path):
+    """They wait; the one who has it does not, and what was done meanwhile is what they find."""
+    adapted = safer_tta.adapt(model, "tent", safer=False, seed=0)
+    uses = [
+        adapted.state_dict,
+        adapted.export,
+        functools.partial(adapted, images),
+        functools.partial(adapted.predict, images),
+        functools.partial(adapted.save, tmp_path / "s"),
+        adapted.reset,
+        adapted.restore,
+    ]
+    with concurrent.futures.ThreadPoolExecutor(len(uses)) as pool:
+        with adapted.to_myself():
+            adapted(images)
+            learnt = adapted.state_dict()
+            waiting = [pool.submit(use) for use in uses]
+            assert not concurrent.futures.wait(waiting, timeout=0.3, return_when="FIRST_COMPLETED").done
+            assert same(adapted.state_dict(), learnt)
+        assert not concurrent.futures.wait(waiting, timeout=60).not_done
+        for use in waiting:
+            use.result()
 
+
+def test_predictors_may_be_shared_by_threads(model):
     predictor = safer_tta.Plain(model.eval())
     sizes = [batches(1, size=n)[0] for n in (3, 4, 5, 6)]
     expected = [predictor(x).probs for x in sizes]
-    with ThreadPoolExecutor(4) as pool:
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
         answers = list(pool.map(predictor, sizes * 25))
     assert all(torch.equal(a.probs, expected[i % 4]) for i, a in enumerate(answers))
 

@@ -8,11 +8,13 @@ import itertools
 
 import pytest
 import torch
+from torch import nn
 
 import safer_tta
 from safer_tta import methods
+from safer_tta.anchor import Anchor
 from safer_tta.guards import POLICIES, Guard
-from tests.conftest import CLASSES, batches, small_net
+from tests.conftest import CLASSES, LEARNING, batches, same, small_net
 
 
 def guarded(method="tent", safer=False, **options):
@@ -23,34 +25,44 @@ def one_class() -> torch.Tensor:
     return torch.zeros(6, 3, 24, 24)
 
 
-def same(a, b):
-    return all(torch.equal(a[n], b[n]) for n in a if n != "generator")
+def quick(method: str, **options) -> Guard:
+    """Any method under a guard, with as few passes a batch as it allows."""
+    settings = {"memo": {"copies": 4}, "cotta": {"versions": 2}, **LEARNING}.get(method, {})
+    return Guard(safer_tta.adapt(small_net(), method, safer=False, seed=0, validate=False, **settings), **options)
 
 
 @pytest.mark.parametrize("method", methods.METHODS)
-@pytest.mark.parametrize("garbage", ["noise", "constant", "repeated", "nan"])
-def test_garbage_never_reaches_the_weights(method, garbage):
-    """100 batches of each kind (2,000 in `make soak`); MEMO forgets after every image, so a few show all there is."""
-    generator = torch.Generator().manual_seed(0)
-    repeated = torch.rand(1, 3, 16, 16, generator=generator).expand(4, -1, -1, -1)
-    options = {"copies": 4} if method == "memo" else {"versions": 2} if method == "cotta" else {}
-    adapted = safer_tta.adapt(small_net(), method, safer=False, seed=0, validate=False, **options)
-    guard = Guard(adapted)
-    for number in range(10 if method == "memo" else 100):
-        images = {
-            "noise": torch.rand(4, 3, 16, 16, generator=generator),
-            "constant": torch.full((4, 3, 16, 16), (number % 11) / 10),
-            "repeated": repeated,
-            "nan": torch.full((4, 3, 16, 16), torch.nan)
-            if number % 2
-            else torch.rand(4, 3, 16, 16, generator=generator),
-        }[garbage]
+def test_images_that_are_not_finite_leave_every_tensor_as_it_was(method):
+    """Between good batches, so that there are moments and memories to spoil (2,000 batches in `make soak`)."""
+    guard = quick(method, window=1000)
+    broken = torch.full((4, 3, 16, 16), torch.nan)
+    for images in batches(3, size=4, side=16):
         guard(images)
-    assert all(torch.isfinite(t).all() for t in guard.state_dict().values() if t.is_floating_point())
-    assert all(torch.isfinite(t).all() for t in guard.export().state_dict().values() if t.is_floating_point())
-    batches = 10 if method == "memo" else 100
-    assert guard.counters["batches"] == batches
-    assert guard.counters["non_finite_answers"] == (batches // 2 if garbage == "nan" else 0)
+        before = guard.state_dict()
+        assert not torch.isfinite(guard(broken).probs).any()
+        assert same(guard.state_dict(), before)
+    assert guard.counters["non_finite_answers"] == guard.counters["non_finite_losses"] == 3
+
+
+@pytest.mark.parametrize("method", methods.METHODS)
+def test_constant_images_give_finite_numbers_without_help(method):
+    """No spread in an image, in a channel or over a batch: what divides by one must not need the guard."""
+    guard = quick(method, window=1000)
+    for number in range(11):
+        assert torch.isfinite(guard(torch.full((4, 3, 16, 16), number / 10)).probs).all()
+    assert {name: n for name, n in guard.counters.items() if n} == {"batches": 11}
+    assert guard.state.finite()
+
+
+@pytest.mark.parametrize("method", methods.METHODS)
+def test_one_image_over_and_over_is_a_collapse_and_taken_back(method):
+    guard = quick(method, window=4, least_images=16)
+    start = guard.state_dict()
+    for number in range(1, 9):
+        guard(one_class())
+        assert guard.counters["collapses"] == guard.counters["rollbacks"] == number // 4
+        if number % 4 == 0:  # nothing was known to be healthy: all the way back
+            assert same(guard.state_dict(), start)
 
 
 def test_a_gradient_that_is_not_finite_is_not_used():
@@ -120,8 +132,9 @@ def test_collapse(policy):
     if policy == "freeze":
         assert guard.frozen
         assert same(guard.state_dict(), healthy)  # not the collapsed weights for good
-        guard(one_class())
-        assert guard.counters["collapses"] == 1
+        for _ in range(3):
+            guard(one_class())
+        assert guard.counters["collapses"] == 1  # it cannot learn, so it cannot be sick
     if policy == "reset":
         assert same(guard.state_dict(), start)
     if policy == "rollback":
@@ -129,6 +142,70 @@ def test_collapse(policy):
         assert guard.counters["rollbacks"] == 1
     if policy == "warn":
         assert not same(guard.state_dict(), healthy)
+
+
+class Colours(nn.Module):
+    """Answers with the channel that is brightest; the brighter, the surer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(3, CLASSES, bias=False)
+        self.fc.weight.data = torch.eye(CLASSES, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc(100 * x.mean(dim=(2, 3)))
+
+
+@pytest.mark.parametrize(
+    ("brightness", "of_one_class", "collapsed"),
+    [
+        (1.0, 17, True),  # H(0.85, 0.15) is 0.26 of ln 5, below 0.3, though no class has nine answers of ten
+        (1.0, 16, False),  # H(0.8, 0.2) is 0.31 of it
+        (0.02, 19, True),  # unsure answers: their mean is spread, but nearly all name one class
+        (0.02, 18, False),  # nine of ten and no more
+    ],
+)
+def test_what_a_collapse_is(brightness, of_one_class, collapsed):
+    """By default: eight batches of too little spread, or of more than nine tenths for one class."""
+    guard = Guard(safer_tta.adapt(Colours(), "none", safer=False, seed=0))
+    images = torch.zeros(20, 3, 8, 8)
+    images[:of_one_class, 0] = images[of_one_class:, 1] = brightness
+    for _ in range(7):
+        guard(images)
+    assert guard.counters["collapses"] == 0
+    guard(images)
+    assert guard.counters["collapses"] == collapsed
+
+
+def test_nobody_goes_back_into_a_collapse():
+    """States that nobody had judged yet when it was found are given up with it."""
+    guard = guarded("tent", window=2, snapshot_every=1, least_agreement=0)
+    for images in batches(4):
+        guard(images)
+    sick = []
+    for _ in range(2):
+        guard(one_class())
+        sick.append(guard.state_dict())
+    assert guard.counters["collapses"] == 1
+    sick.pop()  # by then it was rolled back
+    for images in batches(4, seed=2):
+        guard(images)
+    assert guard.memory.healthy
+    while guard.memory.healthy:
+        guard.rollback()
+        assert not any(same(guard.state_dict(), state) for state in sick)
+
+
+def test_a_rollback_does_not_repeat_views():
+    """An attacker who saw them would know them: the generator is not rolled back."""
+    guard = guarded("tent", safer=True, window=1, snapshot_every=1, least_entropy=0.0, largest_share=1.0)
+    for images in batches(4):
+        guard(images)
+    before = guard.state_dict()
+    guard.rollback()
+    after = guard.state_dict()
+    assert not same(before, after)
+    assert torch.equal(before["generator"], after["generator"])
 
 
 def test_rolling_back_twice_goes_further_back():
@@ -166,6 +243,36 @@ def test_looking_at_the_first_images_moves_nothing():
     assert guard.memory.anchor.agreement(guard.method) == 1.0
     after = guard.state_dict()
     assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_the_first_images_are_compared_under_one_draw_of_views():
+    """A method that never learns answers them as at its start, whenever somebody asks."""
+    guard = guarded("none", safer=True, window=1, least_images=1000)
+    for images in batches(4, size=60):
+        guard(images)
+        assert len(guard.memory.anchor.images) == 60
+        assert guard.memory.anchor.agreement(guard.method) == 1.0
+
+
+def test_agreement_is_the_share_of_the_first_images_answered_as_at_the_start():
+    anchor, start = Anchor(), guarded("tent").method
+    method = safer_tta.adapt(small_net(), "tent", safer=False, seed=0, lr=0.3)
+    shares = []
+    for images in batches(3, size=60):
+        anchor.offer(images)
+        method(images)
+        same_answer = method.predict(anchor.images).labels == start.predict(anchor.images).labels
+        shares.append(float(same_answer.float().mean()))
+        assert anchor.agreement(method) == shares[-1]
+    assert min(shares) < 1
+
+
+def test_the_anchor_holds_the_first_128_images():
+    anchor = Anchor()
+    stream = batches(3, size=60)
+    for images in stream:
+        anchor.offer(images)
+    assert torch.equal(anchor.images, (torch.cat(stream)[:128] * 255).round().to(torch.uint8))
 
 
 def test_old_snapshots_lie_further_and_further_apart():
@@ -207,6 +314,26 @@ def test_behind_its_time_it_answers_without_learning():
     for images in batches(3):
         relaxed(images)
     assert relaxed.counters["skipped_updates"] == 0
+
+
+def test_time_saved_makes_up_for_time_lost():
+    """A batch of 3 s with 1 s allowed: two quick ones are answered only, and then it learns again."""
+    now = [0.0]
+    guard = guarded("tent", seconds=1.0, clock=lambda: now[0])
+    forward, takes = guard.method.forward, iter([3.0, 0.0, 0.0, 0.0])
+
+    def slow(*arguments):
+        now[0] += next(takes)
+        return forward(*arguments)
+
+    guard.method.forward = slow
+    learnt = []
+    for images in batches(4):
+        before = guard.state_dict()
+        guard(images)
+        learnt.append(not same(guard.state_dict(), before))
+    assert learnt == [True, False, False, True]
+    assert guard.counters["skipped_updates"] == 2
 
 
 def test_everything_else_goes_through(tmp_path):
@@ -272,10 +399,11 @@ def test_what_returns_the_method_returns_the_guard(tmp_path):
         assert returned is guard
 
 
-@pytest.mark.parametrize("back", ["reset", "load", "load_state_dict", "periodic"])
+@pytest.mark.parametrize("back", ["reset", "load", "load_state_dict", "periodic", "collapse"])
 def test_a_rollback_never_goes_behind_a_reset_or_a_load(back, tmp_path):
     options = {"window": 1, "snapshot_every": 1, "least_entropy": 0.0, "largest_share": 1.0}
-    guard = guarded("tent", **options, **({"reset_every": 5} if back == "periodic" else {}))
+    options |= {"periodic": {"reset_every": 5}, "collapse": {"policy": "reset"}}.get(back, {})
+    guard = guarded("tent", **options)
     start = guard.state_dict()
     guard.save(tmp_path / "s")
     for images in batches(5):
@@ -286,6 +414,9 @@ def test_a_rollback_never_goes_behind_a_reset_or_a_load(back, tmp_path):
         guard.load_state_dict(start)
     elif back == "reset":
         guard.reset()
+    elif back == "collapse":
+        guard.classifier.model.norm2.weight.data.fill_(3e38)  # finite, and every answer is not
+        guard(batches(1)[0])
     guard.rollback()
     assert same(guard.state_dict(), start)
 
@@ -297,16 +428,15 @@ def test_a_loss_that_is_not_finite_is_counted():
     assert guard(batches(1)[0]).report.health["non_finite_losses"] == 1
 
 
-def test_a_refused_second_update_leaves_the_first_and_the_answer():
+@pytest.mark.parametrize("watch", [Guard, lambda method: method])
+def test_a_refused_second_update_leaves_the_first_and_the_answer(watch):
     """TeSLA's policy learns after the student; when its gradient is not finite, only that update is left out."""
-    plain, guard = (safer_tta.adapt(small_net(), "tesla", safer=False, seed=0) for _ in range(2))
-    guard = Guard(guard)
-    guard.method.policy.strength.register_hook(lambda g: g * torch.inf)
+    plain, refused = (safer_tta.adapt(small_net(), "tesla", safer=False, seed=0) for _ in range(2))
+    refused.policy.strength.register_hook(lambda g: g * torch.inf)
     images = batches(1)[0]
-    expected, got = plain(images), guard(images)
-    assert torch.equal(expected.probs, got.probs)
-    assert got.report.health["non_finite_gradients"] == 1
-    model, other = plain.state_dict(), guard.state_dict()
+    assert torch.equal(plain(images).probs, watch(refused)(images).probs)
+    assert refused.refused == {"gradients": 1}
+    model, other = plain.state_dict(), refused.state_dict()
     assert all(torch.equal(model[n], other[n]) for n in model if n.startswith(("model.", "teacher.")))
     assert torch.equal(other["policy.strength"], torch.zeros_like(other["policy.strength"]))
 

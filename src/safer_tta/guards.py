@@ -19,13 +19,10 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar, cast
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from .anchor import Anchor
 from .methods import Method
-from .methods.base import NotFiniteError
 from .methods.state import Snapshot
-from .optimizers import finite_gradients
 from .pooling import entropy
 from .predictors import Prediction
 
@@ -123,7 +120,7 @@ class Guard:
         self.reset_every, self.seconds, self.snapshot_every, self.clock = reset_every, seconds, snapshot_every, clock
         self.least_agreement, self.snapshots = least_agreement, snapshots
         self.memory = Memory()
-        self._hooked: set[int] = set()
+        method.watched = True
 
     def _start_over(self) -> None:
         """Forget the stream so far: what came before a reset or a load says nothing about what comes after."""
@@ -217,16 +214,11 @@ class Guard:
     # --- the watch ----------------------------------------------------------------------------------------------
 
     def _adapt(self, images: Tensor, learn: bool) -> Prediction:
-        self._watch_gradients()
         if (self.memory.behind > 0 or not learn) and not self.method.frozen:
             self.memory.counters["skipped_updates"] += 1
             return self._predict_only(images)
         before = self.method.refused.copy()
-        try:
-            prediction = self.method(images)
-        except NotFiniteError:
-            self.memory.counters["non_finite_gradients"] += 1
-            return self._predict_only(images)
+        prediction = self.method(images)
         for kind in ("losses", "gradients"):
             self.memory.counters[f"non_finite_{kind}"] += self.method.refused[kind] - before[kind]
         if not self.method.state.finite():
@@ -234,13 +226,6 @@ class Guard:
             self.memory.counters["non_finite_weights"] += 1
             self.rollback()
         return prediction
-
-    def _watch_gradients(self) -> None:
-        """A hook on every optimiser; on those of a copied guard anew, since a copy has none."""
-        for optimizer in self.method.state.optimizers.values():
-            if id(optimizer) not in self._hooked:
-                optimizer.register_step_pre_hook(_refuse_non_finite)
-                self._hooked.add(id(optimizer))
 
     def _predict_only(self, images: Tensor) -> Prediction:
         """As a frozen method would: fresh views, nothing learnt."""
@@ -318,9 +303,3 @@ class Guard:
         if self.policy == "freeze":
             self.method.freeze()
         self._forget()
-
-
-def _refuse_non_finite(optimizer: Optimizer, *_: Any) -> None:
-    if not finite_gradients(optimizer):
-        optimizer.zero_grad()
-        raise NotFiniteError("a gradient is not finite; the step was not taken")

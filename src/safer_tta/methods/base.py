@@ -59,6 +59,7 @@ class Method(Stateful):
         self.predictor = predictor
         self.classifier = predictor.classifier
         self.frozen = False
+        self.watched = False  # by a guard, which looks at every answer
         self._refused: Counter[str] = Counter()
         self._unattended, self.ahead = Unattended(), ahead.Ahead()
         self.classifier.eval().requires_grad_(False)
@@ -102,6 +103,14 @@ class Method(Stateful):
         return self.forward(images, draw)[1]
 
     def commit(self, images: Tensor, prediction: Prediction) -> None: ...
+
+    def backward(self, loss: Tensor) -> None:
+        """Gradients of a loss, for whichever optimiser steps next. Those that are not finite are forgotten, and the
+        update with them: the frame counts it."""
+        loss.backward()  # type: ignore[no-untyped-call]
+        if not all(map(finite_gradients, self.state.optimizers.values())):
+            self._forget_gradients()
+            raise NotFiniteError("a gradient is not finite; the step was not taken")
 
     def learn(self, loss: Callable[[], Tensor | None]) -> None:
         """One more update, from within commit: `loss` is called once for every gradient that optimise() wants. An
@@ -177,9 +186,9 @@ class Method(Stateful):
             self.repeats
             and self.predictor.repeats
             and not self.frozen
+            and not self.watched
             and self.optimizer is not None
             and self.classifier.device.type == "cuda"
-            and not self.optimizer._optimizer_step_pre_hooks
         )
 
     def undraw(self) -> None:
@@ -226,8 +235,8 @@ class Method(Stateful):
         return finite
 
     def _forget_gradients(self) -> None:
-        if self.optimizer is not None:
-            self.optimizer.zero_grad()
+        for optimizer in self.state.optimizers.values():
+            optimizer.zero_grad()
 
     def _answer(self, images: Tensor, draw: Any) -> Prediction:
         with torch.no_grad(), self.classifier.untracked():
@@ -245,9 +254,7 @@ class Method(Stateful):
                 with self.classifier.untracked():
                     value = again()
             if value is not None:
-                value.backward()  # type: ignore[no-untyped-call]
-                if self.optimizer is not None and not finite_gradients(self.optimizer):
-                    raise NotFiniteError("a gradient is not finite; the step was not taken")
+                self.backward(value)
             return value
 
         return closure

@@ -130,7 +130,7 @@ class TeSLA(Method):
         loss = penalty - h.mean() - (preference * h.detach()).mean()
         optimizer = self.state.optimizers["policy_optimizer"]
         optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        self.backward(loss)
         optimizer.step()
         optimizer.zero_grad()
 
