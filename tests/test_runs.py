@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,10 @@ from safer_tta import adapt
 from safer_tta.attacks import pgd
 from safer_tta.bench.graph import Size, graph, size_for
 from safer_tta.bench.plan import Cell, Row
+from safer_tta.bench.run import Record
 from safer_tta.bench.tasks import QUICK_COUNT, Place, Task, execute
 from safer_tta.data import Stream, StreamSpec, excerpt
+from safer_tta.predictors import Prediction, Report
 from safer_tta.seeds import generator
 from safer_tta.training import load
 from safer_tta.training.trainer import accuracy, recipe_of
@@ -54,7 +57,7 @@ ASKED = {
     "late": Asked({"stream": {"draw": "late"}}, stream={"draw": "late"}),
     "correlated": Asked({"stream": {"order": "correlated"}}, stream={"order": "correlated"}),
     "batch": Asked({"stream": {"batch": 8}}, stream={"batch": 8}),
-    "budget": Asked({"attack": {"eps": 2, "step": 1, "steps": 3}}, threat={"eps": 2 / 255, "step": 1 / 255, "steps": 3}),
+    "budget": Asked({"attack": {"eps": 2, "steps": 3}}, threat={"eps": 2 / 255, "steps": 3}),
     "precision": Asked(adapt={"precision": "bfloat16"}, size={"precision": "bfloat16"}),
 }  # fmt: skip
 
@@ -132,3 +135,110 @@ def test_the_attacker_who_knows_the_defence_attacks_whom_the_stream_says(method:
         images, labels = map(torch.cat, zip(*calm, strict=True))
         assert row["accuracy_clean"] == pytest.approx(accuracy(load(tasks["source"].path(place)), images, labels))
         assert row["accuracy_clean"] > 10
+
+
+# --- the figures of a row, recomputed image by image ----------------------------------------------------------------
+
+CLASSES, VIEWS = 3, 3
+DROPPED = [-1, 0, 2, 2, 2]  # view 1 never is
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One image, as a row's figures see it."""
+
+    probs: list[float]
+    label: int
+    attacked: bool
+    suspicion: float
+
+    @property
+    def right(self) -> bool:
+        return max(self.probs) == self.probs[self.label]
+
+
+Recorded = tuple[dict[str, Any], list[list[Seen]]]
+
+
+@pytest.fixture(scope="module")
+def recorded() -> Recorded:
+    """(the figures of a made-up run, its batches): a quarter attacked, some equally suspicious, a short last batch."""
+    randomness, record, batches = torch.Generator().manual_seed(0), Record(), []
+    for number in range(19):
+        size = 3 if number == 18 else 8
+        probs = (2 * torch.randn(size, CLASSES, generator=randomness)).softmax(dim=1)
+        labels = torch.randint(CLASSES, (size,), generator=randomness)
+        attacked = torch.rand(size, generator=randomness) < 0.25
+        suspicion = (10 * torch.rand(size, generator=randomness)).round() / 10
+        report = Report(
+            torch.full((VIEWS, size), 1 / VIEWS),
+            reliability=torch.tensor([0.0, 0.5, number / 18]),
+            dropped=torch.tensor(DROPPED[number % 5]),
+            signal=suspicion,
+        )
+        # The first batch is slow, as on a machine that warms up.
+        record.add(Prediction(probs, probs.log(), probs, report), labels, attacked, number / 10 or 9.0)
+        told = zip(probs.tolist(), labels.tolist(), attacked.tolist(), suspicion.tolist(), strict=True)
+        batches.append([Seen(*image) for image in told])
+    return record.figures(CLASSES), batches
+
+
+def percent(images: list[Seen]) -> float:
+    return 100 * statistics.mean(image.right for image in images)
+
+
+def test_accuracies_by_hand(recorded: Recorded) -> None:
+    figures, batches = recorded
+    images = [image for batch in batches for image in batch]
+    attacked = [image for image in images if image.attacked]
+    assert (figures["images"], figures["batches"]) == (len(images), 19)
+    assert figures["accuracy"] == pytest.approx(percent(images))
+    assert figures["attacked_share"] == pytest.approx(100 * len(attacked) / len(images))
+    assert figures["accuracy_attacked"] == pytest.approx(percent(attacked))
+    assert figures["accuracy_clean"] == pytest.approx(percent([image for image in images if not image.attacked]))
+    of_class = [[image for image in images if image.label == k] for k in range(CLASSES)]
+    assert figures["per_class"] == pytest.approx([percent(some) for some in of_class])
+    assert figures["batch_accuracy"] == pytest.approx([percent(batch) for batch in batches])
+
+
+def test_the_rolling_curve_is_over_the_last_sixteen_batches(recorded: Recorded) -> None:
+    figures, batches = recorded
+    each = [percent(batch) for batch in batches]
+    assert figures["rolling"][:3] == pytest.approx([each[0], sum(each[:2]) / 2, sum(each[:3]) / 3])
+    assert figures["rolling"][15:] == pytest.approx([sum(each[i : i + 16]) / 16 for i in range(4)])
+
+
+def test_calibration_by_hand(recorded: Recorded) -> None:
+    """Negative log-likelihood, and the gap between confidence and accuracy over fifteen equal bins."""
+    figures, batches = recorded
+    images = [image for batch in batches for image in batch]
+    assert figures["nll"] == pytest.approx(statistics.mean(-math.log(image.probs[image.label]) for image in images))
+    bins: dict[int, list[Seen]] = {}
+    for image in images:
+        bins.setdefault(int(15 * max(image.probs)), []).append(image)
+    gaps = [abs(sum(image.right - max(image.probs) for image in some)) for some in bins.values()]
+    assert figures["ece"] == pytest.approx(sum(gaps) / len(images))
+
+
+def test_views_and_times_by_hand(recorded: Recorded) -> None:
+    """The time of a step is the median without the first, which warms up."""
+    figures, batches = recorded
+    dropped = [DROPPED[number % 5] for number in range(19)]
+    assert figures["dropped_share"] == pytest.approx([dropped.count(view) / 19 for view in range(VIEWS)])
+    assert figures["reliability"] == pytest.approx([0.0, 0.5, 0.5])
+    median = statistics.median_low(number / 10 for number in range(1, 19))
+    assert figures["ms_per_step"] == pytest.approx(1000 * median)
+    assert figures["images_per_s"] == pytest.approx(statistics.mean(map(len, batches)) / median)
+
+
+def test_detection_and_selection_by_hand(recorded: Recorded) -> None:
+    """How often an attacked image is more suspicious than a clean one, ties counting half; and the accuracy on the
+    least suspicious 100, 90, ... 50 %."""
+    figures, batches = recorded
+    images = [image for batch in batches for image in batch]
+    pairs = [(a.suspicion, c.suspicion) for a in images for c in images if a.attacked and not c.attacked]
+    assert figures["detection"] == pytest.approx(statistics.mean((a > c) + 0.5 * (a == c) for a, c in pairs))
+    assert figures["detection"] != pytest.approx(0.5, abs=1e-3)
+    ordered = sorted(images, key=lambda image: image.suspicion)
+    expected = [percent(ordered[: round(len(images) * share)]) for share in (1.0, 0.9, 0.8, 0.7, 0.6, 0.5)]
+    assert figures["selective"] == pytest.approx(expected)
