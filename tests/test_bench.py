@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import multiprocessing
 import os
 import random
 import resource
@@ -26,9 +27,10 @@ from safer_tta.bench.published import FILES, published
 from safer_tta.bench.results import Results, without
 from safer_tta.bench.sinks import create
 from safer_tta.bench.study import estimate, prepare, states
-from safer_tta.bench.tasks import QUICK_COUNT, Place, execute, read_tasks, write_tasks
+from safer_tta.bench.tasks import QUICK_COUNT, Place, Task, execute, read_tasks, write_tasks
 from safer_tta.data import Dataset, StoreError, open_dataset
 from tests.conftest import CHROMIUM, CHROMIUM_FLAGS
+from tests.test_data import folder as image_folder
 
 SIZES = {
     "main": 504, "pooling": 324, "alpha-mode": 54, "alpha-signal": 810, "alpha-parameters": 150, "alpha-heatmap": 294,
@@ -50,6 +52,10 @@ method = "tent"
 predictor = "safer"
 """
 WORKERS = 1 if "PYTEST_XDIST_WORKER" in os.environ else None  # of each engine: the other core has tests of its own
+MADE_UP = {
+    "accuracy": 50.0, "ms_per_step": 5.0, "images_per_s": 200.0, "peak_mb": None, "device": "none", "threads": 1,
+    "precision": "float32", "versions": {},
+}  # fmt: skip
 PACS = Dataset("pacs", ("art_painting", "cartoon", "photo", "sketch"), tuple("abcdefg"), lambda name: None, "x")
 
 
@@ -226,6 +232,15 @@ def test_means_and_deviations_over_seeds():
     assert average.paper.mean == pytest.approx(85.35, abs=0.01)
 
 
+def test_the_cost_is_the_median_run_of_a_label_and_setting():
+    shipped, found = made_up("views", seeds=3)
+    times = {0: 1.0, 1: 2.0, 2: 9.0}
+    found = [(cell, {**MADE_UP, "ms_per_step": times[cell.seed]}) for cell, _ in found]
+    cost = dict(tables.cost(found))
+    assert set(cost) == {f"{row.label}, views {v}" for row in shipped.grids[0].rows for v in (1, 2, 3, 4)}
+    assert all(figures == {"ms_per_step": 2.0, "images_per_s": 200.0, "peak_mb": 0.0} for figures in cost.values())
+
+
 def test_best_is_bold_and_second_underlined():
     shipped, found = made_up("alpha-mode", figure=lambda cell: 60.0 + len(cell.row.label))
     table = tables.tables(shipped, found, "pacs")[0]
@@ -376,11 +391,23 @@ def test_a_default_spelt_out_is_the_same_run(tmp_path):
     assert quick(path, tmp_path)[0].runs == quick(spelt, tmp_path)[0].runs
 
 
-def test_quick_figures_are_not_put_beside_the_papers(tmp_path):
-    study, _ = quick("views", tmp_path)
-    assert not study.whole
-    real = prepare("views", Place(tmp_path))
-    assert real.folder != study.folder
+@pytest.mark.parametrize(("options", "beside"), [({}, True), ({"quick": True}, False), ({"images": 2}, False)])
+def test_only_whole_streams_are_put_beside_the_papers(options, beside, tmp_path):
+    """Quick figures, and those of a few images, are no others' to compare with."""
+    data = image_folder(tmp_path / "data", PACS.domains, PACS.classes, count=1)
+    place = Place(tmp_path / "store", str(data), side=8, cache=tmp_path / "cache", weights="hash:any")
+    study = prepare("views", place, seeds=1, **options)
+    for name in set(study.runs):
+        place.results.write({**MADE_UP, "run": name})
+    folder = publish(study, place).parent
+    for page in ("tables.md", "report.html"):
+        assert ("Beside the paper" in (folder / page).read_text()) == beside
+    paper = {line["paper_mean"] for line in csv.DictReader((folder / "tables.csv").read_text().splitlines())}
+    assert (paper != {""}) == beside
+
+
+def test_a_quick_page_does_not_write_over_a_real_one(tmp_path):
+    assert quick("views", tmp_path)[0].folder != prepare("views", Place(tmp_path)).folder
 
 
 def test_foreign_files_in_the_store_are_left_alone(tmp_path):
@@ -572,6 +599,35 @@ def test_a_worker_that_dies_is_replaced(small, undisturbed, tmp_path):
     assert engines.execute("local", study.tasks, place, report, workers=1, threads=1) == {}
     assert killed
     assert rows_of(study, place) == undisturbed
+
+
+class Deadly(Task):
+    """Kills every process that carries it out, and none that hands it out."""
+
+    def done(self, place):
+        if multiprocessing.parent_process() is not None:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return False
+
+
+def test_a_task_that_kills_its_workers_is_tried_three_times(small, tmp_path):
+    """Then it is named, and the others go on."""
+    study, place = quick(small, tmp_path)
+    first = study.runs[0]
+    tasks = [Deadly(t.kind, t.label, t.definition, t.needs) if t.name == first else t for t in study.tasks]
+    died = []
+
+    def report(event):
+        if event.what == "retried":
+            died.append(event.task.name)
+            assert len(died) < 5, "tried again and again"
+
+    failed = engines.execute("local", tasks, place, report, workers=1, threads=1)
+    assert died == [first] * 2
+    (why,) = failed.values()
+    assert "worker died" in why
+    assert "3 times" in why
+    assert states(study, place) == {"done": 3, "not started": 1}
 
 
 @pytest.fixture(scope="module")

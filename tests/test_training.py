@@ -265,6 +265,29 @@ def test_a_row_says_what_was_measured(data, trained, tmp_path):
     assert again == row
 
 
+def test_runs_that_differ_have_rows_of_their_own(data, trained, recipe, tmp_path):
+    """In whatever: nobody is handed the row of another method, stream or model."""
+    other = tmp_path / "other.safetensors"
+    train_source(data, "sketch", dataclasses.replace(recipe, steps=1), other)
+    sketch = data.domain("sketch")
+    setting = Setting((sketch,), (sketch.images[::-1],), THREAT, trained)
+    run = Run(stream=StreamSpec(attack_rate=25, limit=6, batch=3))
+    asked = [
+        (run, setting),
+        (dataclasses.replace(run, method="pl"), setting),
+        (dataclasses.replace(run, options={"lr": 0.1}), setting),
+        (dataclasses.replace(run, predictor="plain"), setting),
+        (dataclasses.replace(run, predictor_options={"views": 2}), setting),
+        (dataclasses.replace(run, stream=dataclasses.replace(run.stream, seed=1)), setting),
+        (run, dataclasses.replace(setting, source=other)),
+        (run, dataclasses.replace(setting, attacked=(255 - sketch.images,))),
+        (run, dataclasses.replace(setting, domains=(dataclasses.replace(sketch, content="other images"),))),
+    ]
+    rows = [perform(*each, tmp_path / "runs") for each in asked]
+    assert len({row["run"] for row in rows}) == len(asked)
+    assert [perform(*each, tmp_path / "runs") for each in asked] == rows
+
+
 def test_rolling_and_calibration():
     assert rolling([0, 100, 50], 2) == [0, 50, 75]
     probs = torch.tensor([[0.9, 0.1], [0.9, 0.1], [0.6, 0.4]], dtype=torch.float64)
