@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import math
 import multiprocessing
 import os
-import random
 import resource
 import signal
 import statistics
@@ -557,21 +557,39 @@ def command(plan_file, folder):
     return [sys.executable, "-m", "safer_tta.cli", "bench", str(plan_file), "--quick", "--store", str(folder), *ALONE]
 
 
-def test_twenty_kills_change_nothing(small, undisturbed, tmp_path):
-    """The whole process group is killed at random moments, start-up included; the rows in the end are the same."""
-    chance = random.Random(0)
+def files(folder, half_done):
+    """What lies in a store, finished or half-done: temporary files, checkpoints, parts of an array."""
+    found = {path for path in folder.rglob("*") if path.suffix and path.parent.name != "locks"}
+    return {path for path in found if half_done == (path.suffix in (".part", ".progress") or path.stem[:5] == "part-")}
+
+
+def killed_on_sight(folder, half_done, arguments, **options):
+    """Whether a process was killed as soon as it had left something of this kind, or else ended by itself."""
+    before = files(folder, half_done)
+    process = subprocess.Popen(arguments, start_new_session=True, stdout=subprocess.DEVNULL, **options)
+    while process.poll() is None:
+        if files(folder, half_done) - before:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            return True
+        time.sleep(0.001)
+    return False
+
+
+def test_kills_on_the_way_change_nothing(small, undisturbed, tmp_path):
+    """The whole process group is killed while it writes a file and when it has just finished one, in turn; the rows
+    in the end are the same."""
     quiet = {**os.environ, "OMP_NUM_THREADS": "1"}
-    for _ in range(20):
-        process = subprocess.Popen(
-            [*command(small, tmp_path)], start_new_session=True, env=quiet,
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
-        time.sleep(chance.uniform(1.0, 6.0))
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+    study, place = quick(small, tmp_path)
+    found = []
+    for half_done in 4 * (True, False):
+        if not killed_on_sight(tmp_path, half_done, command(small, tmp_path), env=quiet):
+            break
+        found.append((sum(task.done(place) for task in study.tasks), bool(files(tmp_path, half_done=True))))
+    assert any(0 < done < len(study.tasks) for done, _ in found)
+    assert any(half_done for _, half_done in found)
     last = subprocess.run([*command(small, tmp_path), "--json"], capture_output=True, env=quiet)
     assert json.loads(last.stdout)["done"] == 4
-    study, place = quick(small, tmp_path)
     assert rows_of(study, place) == undisturbed
     assert len(list(place.results.folder.glob("*.jsonl"))) == 4
 
@@ -584,16 +602,28 @@ def test_two_processes_on_one_store_neither_lose_nor_double_a_row(small, undistu
     assert len(list(place.results.folder.glob("*.jsonl"))) == 4
 
 
+def descendants():
+    """{process: its command line} of all that this process has started, and they in turn."""
+    running = {}
+    for place in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it may have ended meanwhile
+            parent = int((place / "stat").read_text().rpartition(")")[2].split()[1])
+            running[int(place.name)] = (parent, (place / "cmdline").read_bytes())
+    mine = {os.getpid()}
+    while new := {pid for pid, (parent, _) in running.items() if parent in mine} - mine:
+        mine |= new
+    return {pid: running[pid][1] for pid in mine - {os.getpid()}}
+
+
 def test_a_worker_that_dies_is_replaced(small, undisturbed, tmp_path):
     study, place = quick(small, tmp_path)
     killed = []
 
     def report(event):
         if event.what == "started" and event.task.kind == "run" and not killed:
-            children = subprocess.run(["pgrep", "-P", str(os.getpid())], capture_output=True, text=True).stdout.split()
-            workers = [c for c in children if b"spawn_main" in Path(f"/proc/{c}/cmdline").read_bytes()]
+            workers = [child for child, line in descendants().items() if b"spawn_main" in line]
             for worker in workers:
-                os.kill(int(worker), signal.SIGKILL)
+                os.kill(worker, signal.SIGKILL)
             killed.extend(workers)
 
     assert engines.execute("local", study.tasks, place, report, workers=1, threads=1) == {}
@@ -648,10 +678,10 @@ def test_ray_gives_the_same_rows(cluster, small, undisturbed, tmp_path, kill):
         if kill and event.what == "started" and event.task.kind == "source":
             until = time.monotonic() + 60
             while not killed and time.monotonic() < until:  # until it is under way
-                listed = subprocess.run(["pgrep", "-f", "^ray::_work"], capture_output=True, text=True).stdout.split()
-                for worker in listed:
-                    os.kill(int(worker), signal.SIGKILL)
-                killed.extend(listed)
+                workers = [child for child, line in descendants().items() if line.startswith(b"ray::_work")]
+                for worker in workers:
+                    os.kill(worker, signal.SIGKILL)
+                killed.extend(workers)
 
     assert engines.execute("ray", study.tasks, place, report, threads=1) == {}
     assert bool(killed) == kill
