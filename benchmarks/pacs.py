@@ -93,20 +93,19 @@ def main_runs(kept: Sequence[dict[str, Any]]) -> list[tuple[str, Any]]:
 
 def section(name: str, place: Place, kept: Sequence[dict[str, Any]], seeds: int) -> str:
     """A plan's tables, or nothing where none of its runs is done."""
-    from safer_tta.bench import tables
     from safer_tta.bench.publish import Study, markdown
 
     if not kept:
         return ""
     cells, runs, made, plan = planned(name, kept, seeds)
-    study = Study(name, plan, "pacs", cells, made, runs)
+    study = Study(name, plan, "pacs", cells, made, runs, whole=name not in IMAGES)
     found, problems = study.found(place)
     assert not problems, problems
     if not found:
         return ""
     found, seeds_of = furthest(found)
     images = f" The first {IMAGES[name]} images of each stream." if name in IMAGES else ""
-    text = markdown(study, tables.tables(study.plan, found, "pacs")).replace("\n# ", "\n## ")
+    text = markdown(study, study.tabulated(found)).replace("\n# ", "\n## ")
     return f"{text}\nSeeds: {seeds_of}.{images} {len({row['run'] for _, row in found})} runs.\n"
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import math
+import multiprocessing
 import os
-import random
 import resource
 import signal
 import statistics
@@ -26,9 +27,10 @@ from safer_tta.bench.published import FILES, published
 from safer_tta.bench.results import Results, without
 from safer_tta.bench.sinks import create
 from safer_tta.bench.study import estimate, prepare, states
-from safer_tta.bench.tasks import QUICK_COUNT, Place, execute, read_tasks, write_tasks
+from safer_tta.bench.tasks import QUICK_COUNT, Place, Task, execute, read_tasks, write_tasks
 from safer_tta.data import Dataset, StoreError, open_dataset
 from tests.conftest import CHROMIUM, CHROMIUM_FLAGS
+from tests.test_data import folder as image_folder
 
 SIZES = {
     "main": 504, "pooling": 324, "alpha-mode": 54, "alpha-signal": 810, "alpha-parameters": 150, "alpha-heatmap": 294,
@@ -50,6 +52,10 @@ method = "tent"
 predictor = "safer"
 """
 WORKERS = 1 if "PYTEST_XDIST_WORKER" in os.environ else None  # of each engine: the other core has tests of its own
+MADE_UP = {
+    "accuracy": 50.0, "ms_per_step": 5.0, "images_per_s": 200.0, "peak_mb": None, "device": "none", "threads": 1,
+    "precision": "float32", "versions": {},
+}  # fmt: skip
 PACS = Dataset("pacs", ("art_painting", "cartoon", "photo", "sketch"), tuple("abcdefg"), lambda name: None, "x")
 
 
@@ -226,6 +232,15 @@ def test_means_and_deviations_over_seeds():
     assert average.paper.mean == pytest.approx(85.35, abs=0.01)
 
 
+def test_the_cost_is_the_median_run_of_a_label_and_setting():
+    shipped, found = made_up("views", seeds=3)
+    times = {0: 1.0, 1: 2.0, 2: 9.0}
+    found = [(cell, {**MADE_UP, "ms_per_step": times[cell.seed]}) for cell, _ in found]
+    cost = dict(tables.cost(found))
+    assert set(cost) == {f"{row.label}, views {v}" for row in shipped.grids[0].rows for v in (1, 2, 3, 4)}
+    assert all(figures == {"ms_per_step": 2.0, "images_per_s": 200.0, "peak_mb": 0.0} for figures in cost.values())
+
+
 def test_best_is_bold_and_second_underlined():
     shipped, found = made_up("alpha-mode", figure=lambda cell: 60.0 + len(cell.row.label))
     table = tables.tables(shipped, found, "pacs")[0]
@@ -376,11 +391,23 @@ def test_a_default_spelt_out_is_the_same_run(tmp_path):
     assert quick(path, tmp_path)[0].runs == quick(spelt, tmp_path)[0].runs
 
 
-def test_quick_figures_are_not_put_beside_the_papers(tmp_path):
-    study, _ = quick("views", tmp_path)
-    assert not study.whole
-    real = prepare("views", Place(tmp_path))
-    assert real.folder != study.folder
+@pytest.mark.parametrize(("options", "beside"), [({}, True), ({"quick": True}, False), ({"images": 2}, False)])
+def test_only_whole_streams_are_put_beside_the_papers(options, beside, tmp_path):
+    """Quick figures, and those of a few images, are no others' to compare with."""
+    data = image_folder(tmp_path / "data", PACS.domains, PACS.classes, count=1)
+    place = Place(tmp_path / "store", str(data), side=8, cache=tmp_path / "cache", weights="hash:any")
+    study = prepare("views", place, seeds=1, **options)
+    for name in set(study.runs):
+        place.results.write({**MADE_UP, "run": name})
+    folder = publish(study, place).parent
+    for page in ("tables.md", "report.html"):
+        assert ("Beside the paper" in (folder / page).read_text()) == beside
+    paper = {line["paper_mean"] for line in csv.DictReader((folder / "tables.csv").read_text().splitlines())}
+    assert (paper != {""}) == beside
+
+
+def test_a_quick_page_does_not_write_over_a_real_one(tmp_path):
+    assert quick("views", tmp_path)[0].folder != prepare("views", Place(tmp_path)).folder
 
 
 def test_foreign_files_in_the_store_are_left_alone(tmp_path):
@@ -530,21 +557,39 @@ def command(plan_file, folder):
     return [sys.executable, "-m", "safer_tta.cli", "bench", str(plan_file), "--quick", "--store", str(folder), *ALONE]
 
 
-def test_twenty_kills_change_nothing(small, undisturbed, tmp_path):
-    """The whole process group is killed at random moments, start-up included; the rows in the end are the same."""
-    chance = random.Random(0)
+def files(folder, half_done):
+    """What lies in a store, finished or half-done: temporary files, checkpoints, parts of an array."""
+    found = {path for path in folder.rglob("*") if path.suffix and path.parent.name != "locks"}
+    return {path for path in found if half_done == (path.suffix in (".part", ".progress") or path.stem[:5] == "part-")}
+
+
+def killed_on_sight(folder, half_done, arguments, **options):
+    """Whether a process was killed as soon as it had left something of this kind, or else ended by itself."""
+    before = files(folder, half_done)
+    process = subprocess.Popen(arguments, start_new_session=True, stdout=subprocess.DEVNULL, **options)
+    while process.poll() is None:
+        if files(folder, half_done) - before:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            return True
+        time.sleep(0.001)
+    return False
+
+
+def test_kills_on_the_way_change_nothing(small, undisturbed, tmp_path):
+    """The whole process group is killed while it writes a file and when it has just finished one, in turn; the rows
+    in the end are the same."""
     quiet = {**os.environ, "OMP_NUM_THREADS": "1"}
-    for _ in range(20):
-        process = subprocess.Popen(
-            [*command(small, tmp_path)], start_new_session=True, env=quiet,
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
-        time.sleep(chance.uniform(1.0, 6.0))
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+    study, place = quick(small, tmp_path)
+    found = []
+    for half_done in 4 * (True, False):
+        if not killed_on_sight(tmp_path, half_done, command(small, tmp_path), env=quiet):
+            break
+        found.append((sum(task.done(place) for task in study.tasks), bool(files(tmp_path, half_done=True))))
+    assert any(0 < done < len(study.tasks) for done, _ in found)
+    assert any(half_done for _, half_done in found)
     last = subprocess.run([*command(small, tmp_path), "--json"], capture_output=True, env=quiet)
     assert json.loads(last.stdout)["done"] == 4
-    study, place = quick(small, tmp_path)
     assert rows_of(study, place) == undisturbed
     assert len(list(place.results.folder.glob("*.jsonl"))) == 4
 
@@ -557,21 +602,62 @@ def test_two_processes_on_one_store_neither_lose_nor_double_a_row(small, undistu
     assert len(list(place.results.folder.glob("*.jsonl"))) == 4
 
 
+def descendants():
+    """{process: its command line} of all that this process has started, and they in turn."""
+    running = {}
+    for place in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it may have ended meanwhile
+            parent = int((place / "stat").read_text().rpartition(")")[2].split()[1])
+            running[int(place.name)] = (parent, (place / "cmdline").read_bytes())
+    mine = {os.getpid()}
+    while new := {pid for pid, (parent, _) in running.items() if parent in mine} - mine:
+        mine |= new
+    return {pid: running[pid][1] for pid in mine - {os.getpid()}}
+
+
 def test_a_worker_that_dies_is_replaced(small, undisturbed, tmp_path):
     study, place = quick(small, tmp_path)
     killed = []
 
     def report(event):
         if event.what == "started" and event.task.kind == "run" and not killed:
-            children = subprocess.run(["pgrep", "-P", str(os.getpid())], capture_output=True, text=True).stdout.split()
-            workers = [c for c in children if b"spawn_main" in Path(f"/proc/{c}/cmdline").read_bytes()]
+            workers = [child for child, line in descendants().items() if b"spawn_main" in line]
             for worker in workers:
-                os.kill(int(worker), signal.SIGKILL)
+                os.kill(worker, signal.SIGKILL)
             killed.extend(workers)
 
     assert engines.execute("local", study.tasks, place, report, workers=1, threads=1) == {}
     assert killed
     assert rows_of(study, place) == undisturbed
+
+
+class Deadly(Task):
+    """Kills every process that carries it out, and none that hands it out."""
+
+    def done(self, place):
+        if multiprocessing.parent_process() is not None:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return False
+
+
+def test_a_task_that_kills_its_workers_is_tried_three_times(small, tmp_path):
+    """Then it is named, and the others go on."""
+    study, place = quick(small, tmp_path)
+    first = study.runs[0]
+    tasks = [Deadly(t.kind, t.label, t.definition, t.needs) if t.name == first else t for t in study.tasks]
+    died = []
+
+    def report(event):
+        if event.what == "retried":
+            died.append(event.task.name)
+            assert len(died) < 5, "tried again and again"
+
+    failed = engines.execute("local", tasks, place, report, workers=1, threads=1)
+    assert died == [first] * 2
+    (why,) = failed.values()
+    assert "worker died" in why
+    assert "3 times" in why
+    assert states(study, place) == {"done": 3, "not started": 1}
 
 
 @pytest.fixture(scope="module")
@@ -592,10 +678,10 @@ def test_ray_gives_the_same_rows(cluster, small, undisturbed, tmp_path, kill):
         if kill and event.what == "started" and event.task.kind == "source":
             until = time.monotonic() + 60
             while not killed and time.monotonic() < until:  # until it is under way
-                listed = subprocess.run(["pgrep", "-f", "^ray::_work"], capture_output=True, text=True).stdout.split()
-                for worker in listed:
-                    os.kill(int(worker), signal.SIGKILL)
-                killed.extend(listed)
+                workers = [child for child, line in descendants().items() if line.startswith(b"ray::_work")]
+                for worker in workers:
+                    os.kill(worker, signal.SIGKILL)
+                killed.extend(workers)
 
     assert engines.execute("ray", study.tasks, place, report, threads=1) == {}
     assert bool(killed) == kill

@@ -18,7 +18,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from safer_tta.data import ArrayStore, DataError, Domain, StoreError, Stream, StreamSpec, open_dataset, synthetic
+from safer_tta.data import (
+    ArrayStore,
+    DataError,
+    Domain,
+    StoreError,
+    Stream,
+    StreamSpec,
+    excerpt,
+    open_dataset,
+    synthetic,
+)
 from safer_tta.data.domains import KNOWN, ImageFolder, check
 from safer_tta.data.store import digest
 from tests.conftest import PACS, needs_pacs
@@ -351,10 +361,50 @@ def test_a_higher_rate_attacks_the_same_images_and_more():
 
 def test_bernoulli_draws_each_image():
     clean, attacked = domain(250), domain(250, offset=3).images
-    spec = StreamSpec(attack_rate=50, draw="bernoulli", batch=25)
+    spec = StreamSpec(attack_rate=20, draw="bernoulli", batch=25)
     counts = [int(b.attacked.sum()) for b in Stream([clean], spec, [attacked])]
     assert len(set(counts)) > 1
-    assert 90 < sum(counts) < 160
+    assert 25 < sum(counts) < 75  # four standard deviations about 50
+
+
+@pytest.mark.parametrize(("batch", "clean_batches"), [(10, 5), (20, 2), (100, 0)])
+def test_late_attacks_start_half_way(batch, clean_batches):
+    """A clean first half, rounded down to whole batches; then exactly so many of every batch."""
+    spec = StreamSpec(attack_rate=30, draw="late", batch=batch)
+    counts = [int(b.attacked.sum()) for b in Stream([domain()], spec, [domain(offset=9).images])]
+    assert counts == [0] * clean_batches + [round(0.3 * batch)] * (len(counts) - clean_batches)
+
+
+@pytest.mark.parametrize("order", ["shuffled", "correlated", "continual", "mixed"])
+def test_every_seed_is_a_stream_of_its_own(order):
+    """In the order of the images, and apart from that in who is attacked."""
+    streams = [
+        Stream([domain()], StreamSpec(order=order, attack_rate=30, batch=20, seed=seed), [domain(offset=9).images])
+        for seed in range(6)
+    ]
+    assert len({stream.order.tobytes() for stream in streams}) == 6
+    masks = [torch.cat([batch.attacked for batch in stream]) for stream in streams]
+    assert len({tuple(mask.tolist()) for mask in masks}) == 6
+
+
+def test_classes_take_turns_by_seed():
+    firsts = set()
+    for seed in range(6):
+        labels = next(iter(Stream([domain()], StreamSpec(order="correlated", batch=100, seed=seed)))).labels
+        firsts.add(tuple(labels.unique_consecutive().tolist()))
+    assert all(sorted(turn) == [0, 1, 2, 3] for turn in firsts)
+    assert len(firsts) > 2
+
+
+def test_an_excerpt_is_images_with_their_labels_drawn_by_a_seed():
+    whole = domain()
+    one, again, other = (excerpt(whole, 30, seed) for seed in (1, 1, 2))
+    assert np.array_equal(one.images[:, 0, 0, 0] % 4, one.labels)  # as `domain` labels them
+    assert len(np.unique(one.images[:, 0, 0, 0])) == len(one) == 30
+    assert np.array_equal(one.images, again.images)
+    assert set(one.images[:, 0, 0, 0]) != set(other.images[:, 0, 0, 0])
+    assert one.content == again.content
+    assert len({whole.content, one.content, other.content, excerpt(whole, 20, 1).content}) == 4
 
 
 def test_orders():
@@ -368,6 +418,8 @@ def test_orders():
     assert (continual[60:] >= 60).all()
     mixed = torch.cat([b.images[:, 0, 0, 0] for b in Stream(two, StreamSpec(order="mixed"))])
     assert not (mixed[:60] < 60).all()
+    kinds = torch.cat([b.labels for b in Stream(two, StreamSpec(order="mixed"))])
+    assert (kinds[1:] != kinds[:-1]).sum() > 40  # unlike correlated ones
 
 
 def test_one_stream_one_name():
@@ -382,16 +434,18 @@ def test_one_stream_one_name():
 
 def test_a_stream_follows_from_its_manifest():
     clean, attacked = domain(), domain(offset=9).images
-    spec = StreamSpec(attack_rate=30, seed=5, limit=50)
+    spec = StreamSpec(attack_rate=30, seed=5, limit=50, batch=16)
     one, two = Stream([clean], spec, [attacked]), Stream([clean], spec, [attacked])
     assert one.manifest() == two.manifest()
     assert one.name == two.name
     assert all(torch.equal(a.images, b.images) for a, b in zip(one, two, strict=True))
     assert sum(len(b.labels) for b in one) == 50
-    assert one.name != Stream([clean], StreamSpec(attack_rate=30, seed=6, limit=50), [attacked]).name
+    assert one.name != Stream([clean], StreamSpec(attack_rate=30, seed=6, limit=50, batch=16), [attacked]).name
     assert one.name != Stream([clean], spec, [domain(offset=10).images]).name
-    tail = list(one.since(len(one) - 1))
-    assert torch.equal(tail[0].images, list(one)[-1].images)
+    assert len(one) == 4
+    for first in range(5):  # a run that goes on sees the batches it would have seen
+        rest = zip(one.since(first), list(two)[first:], strict=True)
+        assert all(torch.equal(a, b) for left, right in rest for a, b in zip(left, right, strict=True))
 
 
 @pytest.mark.parametrize(

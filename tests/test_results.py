@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from safer_tta.bench import plan, tables
+from safer_tta.bench.tasks import Place
 from safer_tta.data import open_dataset
 from safer_tta.methods import METHODS
 
@@ -126,6 +127,19 @@ def test_the_pacs_page_is_built_from_its_rows():
     main = {name for name, _ in pacs.main_runs(rows)}
     assert len(main) == 504
     assert sum(row["run"] in main for row in rows) == 336  # seeds 0 and 1, as the page says
+
+
+@pytest.mark.parametrize(("name", "beside"), [("views", True), ("eot", False), ("autoattack", False)])
+def test_excerpts_of_pacs_are_not_put_beside_the_papers(name, beside, tmp_path):
+    """Where all images would take too long, the page says of how many the figures are, and compares them with none."""
+    pacs, place = benchmark("pacs"), Place(tmp_path)
+    kept = [json.loads((ROOT / "docs/results/pacs.jsonl").read_text().partition("\n")[0])]
+    for run in set(pacs.planned(name, kept, seeds=1)[1]):
+        place.results.write({"run": run, "accuracy": 50.0})
+    page = pacs.section(name, place, kept, seeds=1)
+    assert "50.0" in page
+    assert ("Beside the paper" in page) == beside
+    assert ("images of each stream" in page) != beside
 
 
 def test_the_page_on_the_gate_is_built_from_its_rows():

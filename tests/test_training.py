@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import json
 import shutil
 import signal
 import subprocess
 import sys
 import textwrap
-import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from safer_tta import tensorfile
+from safer_tta import Classifier, tensorfile
 from safer_tta.bench.run import Run, Setting, calibration_error, perform, rolling
-from safer_tta.data import ArrayStore, StoreError, StreamSpec, open_dataset
+from safer_tta.data import ArrayStore, StoreError, StreamSpec, excerpt, open_dataset
 from safer_tta.training import (
     THREAT,
     Recipe,
@@ -29,6 +33,7 @@ from safer_tta.training import (
     train,
     train_source,
     train_surrogate,
+    trainer,
 )
 from safer_tta.training.augment import augment
 from safer_tta.training.backbone import SHIPPED
@@ -148,6 +153,7 @@ def test_split_is_stratified():
     training, validation = split(labels, seed=0)
     assert np.bincount(labels[training]).tolist() == [40, 8, 4]
     assert sorted([*training, *validation]) == list(range(65))
+    assert not np.array_equal(training, split(labels, seed=1)[0]), "every seed validates on other images"
 
 
 def test_training_learns_and_keeps_the_best(data, trained):
@@ -163,6 +169,56 @@ def test_training_learns_and_keeps_the_best(data, trained):
     assert set(described["domains"]) == {"photo", "painting", "cartoon"}
 
 
+def test_of_a_wild_training_the_best_look_is_kept(data, recipe, tmp_path):
+    """With steps so large that it gets worse again: what is best so far never falls, and is what is written."""
+    looks = []
+    wild = dataclasses.replace(recipe, lr=0.3, steps=60, batch=2, every=10)
+    model = train(
+        [data.domain("photo")], wild, tmp_path / "m", report=lambda *_, accuracy, loss: looks.append(accuracy)
+    )
+    assert looks == sorted(looks)
+    photo = data.domain("photo")
+    held_out = split(photo.labels, wild.seed)[1]
+    assert accuracy(model, photo.images[held_out], photo.labels[held_out]) == pytest.approx(looks[-1])
+
+
+def test_the_learning_rate_falls_to_a_tenth_twice(data, recipe, tmp_path):
+    rates = []
+    hook = register_optimizer_step_pre_hook(lambda optimizer, *_: rates.append(optimizer.param_groups[0]["lr"]))
+    train([data.domain("photo")], dataclasses.replace(recipe, lr=1e-3, steps=20, batch=2, every=20), tmp_path / "m")
+    hook.remove()
+    assert rates == pytest.approx([1e-3] * 14 + [1e-4] * 4 + [1e-5] * 2)
+
+
+def test_training_sees_every_image_changed(data, recipe, tmp_path):
+    """Of one picture over and over, no two images are alike, and none is the picture."""
+    photo = data.domain("photo")
+    same = dataclasses.replace(photo, images=np.repeat(photo.images[:1], len(photo), axis=0))
+    seen = [torch.from_numpy(photo.images[:1].copy()) / 255]
+    hook = register_module_forward_pre_hook(
+        lambda module, given: seen.append(given[0]) if isinstance(module, Classifier) and module.training else None
+    )
+    train([same], dataclasses.replace(recipe, steps=3), tmp_path / "m")
+    hook.remove()
+    images = torch.cat(seen).flatten(1)
+    assert len(images) == 1 + 3 * recipe.batch
+    assert (torch.pdist(images) > 0.1).all()
+
+
+def test_checkpoints_keep_coming_and_take_a_twentieth_of_the_time(data, recipe, tmp_path, monkeypatch):
+    """By a clock that moves on a second whenever it is looked at: a checkpoint takes one, and the next waits for 20."""
+    clock = itertools.count()
+    monkeypatch.setattr(trainer, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    saved, path = [], tmp_path / "m"
+
+    def look(*_, **__):
+        metadata = tensorfile.read_metadata(path.with_name("m.progress"))
+        saved.append(json.loads(metadata["position"])["step"])
+
+    train([data.domain("photo")], dataclasses.replace(recipe, steps=60, batch=2, every=1), path, report=look)
+    assert saved == [1, 20, 20, 39, 39, 58]
+
+
 def test_a_finished_training_is_not_repeated(data, trained, recipe):
     before = trained.read_bytes()
     train_source(data, "sketch", recipe, trained, report=lambda *_, **__: pytest.fail("trained again"))
@@ -171,49 +227,55 @@ def test_a_finished_training_is_not_repeated(data, trained, recipe):
 
 CODE = """
     import sys
-    from safer_tta.data import ArrayStore, StreamSpec, open_dataset
+    from safer_tta.data import StreamSpec, open_dataset
     from safer_tta.training import *
     from safer_tta.bench.run import Run, Setting, perform
     from pathlib import Path
     folder, what = Path(sys.argv[1]), sys.argv[2]
     data = open_dataset("synthetic", count=70)
-    print("on", flush=True)
-    def slowly(*_, **__):
-        import time
-        time.sleep(0.05)
+    def told(done, total, **figures):
+        print(done, flush=True)
+        sys.stdin.readline()  # until it may go on
     if what == "train":
-        recipe = source_recipe("synthetic", steps=24, batch=8, every=4)
-        train_source(data, "sketch", recipe, folder / "source.safetensors", report=slowly)
+        recipe = source_recipe("synthetic", steps=24, batch=8, every=12)
+        train_source(data, "sketch", recipe, folder / "source.safetensors", report=told)
     if what == "run":
         sketch = data.domain("sketch")
         setting = Setting((sketch,), (sketch.images[::-1],), THREAT, folder / "source.safetensors")
-        run = Run(method="pl", stream=StreamSpec(batch=5, attack_rate=40))
-        perform(run, setting, folder / "runs", tick=slowly, save_seconds=0)
-    print("done", flush=True)
+        run = Run(method="tent", stream=StreamSpec(batch=5, attack_rate=40))
+        perform(run, setting, folder / "runs", tick=told, save_seconds=0)
 """
 
 
-def kill_and_finish(folder, what, delays):
-    """Kill the work at several moments after it got going, then let it end."""
+def kill_and_finish(folder, what, moments):
+    """Kill the work soon after each of these moments, then let it end: what every process reported first."""
     command = [sys.executable, "-c", textwrap.dedent(CODE), str(folder), what]
-    killed = 0
-    for delay in delays:
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-            assert process.stdout.readline() == "on\n"
-            time.sleep(delay)
-            process.send_signal(signal.SIGKILL)
-            killed += "done" not in process.stdout.read()
-    subprocess.run(command, check=True, capture_output=True)
-    return killed
+    began = [killed_after(moment, command) for moment in moments]
+    last = subprocess.run(command, input=100 * "\n", check=True, capture_output=True, text=True)
+    return [*began, int(last.stdout.split()[0])]
 
 
-def test_training_killed_at_any_moment_ends_the_same(trained, tmp_path):
-    killed = kill_and_finish(tmp_path, "train", (0.3, 0.7, 1.0))
-    assert killed > 0
-    expected, got = tensorfile.read(trained), tensorfile.read(tmp_path / "source.safetensors")
+def killed_after(moment, command):
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        began = reached = int(process.stdout.readline())
+        while reached < moment:
+            print(file=process.stdin, flush=True)
+            reached = int(process.stdout.readline())
+        print(file=process.stdin, flush=True)  # it goes on, and dies in whatever it is at
+        process.kill()
+    assert process.returncode == -signal.SIGKILL
+    return began
+
+
+def test_training_killed_again_and_again_ends_the_same(data, recipe, tmp_path):
+    """It reports every ten steps and is saved after twelve: who went on from there has no tenth step to report."""
+    undisturbed = tmp_path / "undisturbed.safetensors"
+    train_source(data, "sketch", dataclasses.replace(recipe, every=12), undisturbed)
+    assert kill_and_finish(tmp_path / "killed", "train", (20, 20)) == [10, 20, 20]
+    expected, got = tensorfile.read(undisturbed), tensorfile.read(tmp_path / "killed" / "source.safetensors")
     assert expected[1] == got[1]
     assert all(torch.equal(t, got[0][n]) for n, t in expected[0].items())
-    assert [p.name for p in tmp_path.iterdir()] == ["source.safetensors"]
+    assert [p.name for p in (tmp_path / "killed").iterdir()] == ["source.safetensors"]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
@@ -234,13 +296,16 @@ def test_training_interrupted_on_cuda_goes_on(data, recipe, tmp_path, compile):
 TIMING = {"ms_per_step", "images_per_s", "peak_mb", "check"}
 
 
-def test_a_run_killed_at_any_moment_ends_the_same(data, trained, tmp_path):
+def test_a_run_killed_again_and_again_ends_the_same(data, trained, tmp_path):
+    """It goes on with the batch after those it had saved, and with the method as it was then."""
     sketch = data.domain("sketch")
     (tmp_path / "source.safetensors").write_bytes(trained.read_bytes())
     setting = Setting((sketch,), (sketch.images[::-1],), THREAT, trained)
-    run = Run(method="pl", stream=StreamSpec(batch=5, attack_rate=40))
+    run = Run(method="tent", stream=StreamSpec(batch=5, attack_rate=40))
     expected = perform(run, setting, tmp_path / "undisturbed")
-    assert kill_and_finish(tmp_path, "run", (0.2, 0.5, 0.8)) > 0
+    first, second, third = kill_and_finish(tmp_path, "run", (4, 9))
+    assert first == 1
+    assert 4 < second <= 9 < third
     got = perform(run, setting, tmp_path / "runs")
     assert {k: v for k, v in got.items() if k not in TIMING} == {k: v for k, v in expected.items() if k not in TIMING}
     assert len(list((tmp_path / "runs").iterdir())) == 1
@@ -249,20 +314,41 @@ def test_a_run_killed_at_any_moment_ends_the_same(data, trained, tmp_path):
 def test_a_row_says_what_was_measured(data, trained, tmp_path):
     sketch = data.domain("sketch")
     setting = Setting((sketch,), (sketch.images[::-1].copy(),), THREAT, trained)
-    row = perform(Run(stream=StreamSpec(batch=16, attack_rate=50)), setting, tmp_path)
+    run = Run(stream=StreamSpec(batch=16, attack_rate=25, limit=64))
+    row = perform(run, setting, tmp_path)
     assert (row["dataset"], row["target"], row["method"], row["predictor"]) == ("synthetic", "sketch", "tent", "safer")
-    assert (row["images"], row["batches"], row["attack_rate"]) == (70, 5, 50)
-    attacked = sum(round(0.5 * size) for size in (16, 16, 16, 16, 6))
-    mean = (row["accuracy_attacked"] * attacked + row["accuracy_clean"] * (70 - attacked)) / 70
-    assert row["accuracy"] == pytest.approx(mean)
-    assert row["accuracy"] == pytest.approx(np.average(row["batch_accuracy"], weights=[16, 16, 16, 16, 6]))
+    assert (row["images"], row["batches"], row["attack_rate"], row["attacked_share"]) == (64, 4, 25, 25)
+    assert row["accuracy"] == pytest.approx((row["accuracy_attacked"] + 3 * row["accuracy_clean"]) / 4)
+    assert row["accuracy"] == pytest.approx(np.mean(row["batch_accuracy"]))
     assert len(row["per_class"]) == 7
     assert len(row["reliability"]) == len(row["dropped_share"]) == 5
     assert sum(row["dropped_share"]) <= 1
     assert row["stream"]
     assert row["source"]
-    again = perform(Run(stream=StreamSpec(batch=16, attack_rate=50)), setting, tmp_path)
-    assert again == row
+    assert perform(run, setting, tmp_path) == row
+
+
+def test_runs_that_differ_have_rows_of_their_own(data, trained, recipe, tmp_path):
+    """In whatever: nobody is handed the row of another method, stream or model."""
+    other = tmp_path / "other.safetensors"
+    train_source(data, "sketch", dataclasses.replace(recipe, steps=1), other)
+    sketch = data.domain("sketch")
+    setting = Setting((sketch,), (sketch.images[::-1],), THREAT, trained)
+    run = Run(stream=StreamSpec(attack_rate=25, limit=6, batch=3))
+    asked = [
+        (run, setting),
+        (dataclasses.replace(run, method="pl"), setting),
+        (dataclasses.replace(run, options={"lr": 0.1}), setting),
+        (dataclasses.replace(run, predictor="plain"), setting),
+        (dataclasses.replace(run, predictor_options={"views": 2}), setting),
+        (dataclasses.replace(run, stream=dataclasses.replace(run.stream, seed=1)), setting),
+        (run, dataclasses.replace(setting, source=other)),
+        (run, dataclasses.replace(setting, attacked=(255 - sketch.images,))),
+        (run, dataclasses.replace(setting, domains=(dataclasses.replace(sketch, content="other images"),))),
+    ]
+    rows = [perform(*each, tmp_path / "runs") for each in asked]
+    assert len({row["run"] for row in rows}) == len(asked)
+    assert [perform(*each, tmp_path / "runs") for each in asked] == rows
 
 
 def test_rolling_and_calibration():
@@ -274,8 +360,6 @@ def test_rolling_and_calibration():
 
 def test_another_trainings_progress_is_refused(data, recipe, tmp_path, monkeypatch):
     path = tmp_path / "m.safetensors"
-    from safer_tta.training import trainer
-
     monkeypatch.setattr(trainer._Training, "_write", lambda self: (_ for _ in ()).throw(OSError(28, "No space left")))
     with pytest.raises(OSError, match="No space"):
         train_source(data, "sketch", recipe, path)
@@ -300,13 +384,14 @@ def test_a_wrong_target_is_named_before_the_training(data, recipe, tmp_path):
 
 
 def test_robust_training_sees_attacked_images(data, recipe, tmp_path, monkeypatch):
-    from safer_tta.training import trainer
-
     seen = []
     real = trainer.pgd
     monkeypatch.setattr(trainer, "pgd", lambda *a, **k: seen.append(k) or real(*a, **k))
     train_source(data, "sketch", robust(dataclasses.replace(recipe, steps=3), steps=2), tmp_path / "r")
     assert [(k["eps"], k["steps"]) for k in seen] == [(8 / 255, 2)] * 3
+    train_source(data, "sketch", dataclasses.replace(recipe, steps=3), tmp_path / "e")
+    hardened, usual = (tensorfile.read(tmp_path / name)[0]["conv1.weight"] for name in "re")
+    assert not torch.equal(hardened, usual), "and learns from them"
 
 
 def test_the_surrogate_falls_and_its_images_are_made_once(data, tmp_path):
@@ -322,6 +407,33 @@ def test_the_surrogate_falls_and_its_images_are_made_once(data, tmp_path):
     assert len(list((tmp_path / "a").iterdir())) == 2
     with pytest.raises(ValueError, match="8/255"):
         attacked_copies(sketch, surrogate, store, source="s", threat={"eps": 8})
+
+
+def test_attacked_copies_are_of_one_surrogate_seed_and_domain(data, trained, tmp_path):
+    """A store gives nobody the copies that another attacker made, or of other images."""
+    few = excerpt(data.domain("sketch"), 4, seed=0)
+    other = excerpt(data.domain("sketch"), 4, seed=1)
+    surrogate, threat = load(trained), {"steps": 1}
+    store = ArrayStore(tmp_path)
+    asked = [
+        (few, {"source": "one"}),
+        (few, {"source": "another"}),
+        (few, {"source": "one", "seed": 1}),
+        (other, {"source": "one"}),
+        (few, {"source": "one", "threat": {"steps": 2}}),
+    ]
+    made = [attacked_copies(domain, surrogate, store, **{"threat": threat, **how}) for domain, how in asked]
+    assert len(list(tmp_path.iterdir())) == len(asked)
+    assert not np.array_equal(made[0], made[2]), "another seed is another random start"
+    for (domain, _), copies in zip(asked, made, strict=True):
+        assert np.abs(copies.astype(int) - domain.images).max() <= 8
+
+
+def test_training_sees_one_image_in_ten_in_grey():
+    images = torch.rand(1, 3, 6, 6, generator=torch.Generator().manual_seed(0)).expand(1000, 3, 6, 6)
+    out = augment(images, torch.Generator().manual_seed(1))
+    grey = (out.amax(dim=1) - out.amin(dim=1) < 1e-6).flatten(1).all(dim=1)
+    assert 0.06 < grey.double().mean() < 0.14  # four standard deviations about 0.1
 
 
 def test_augmentation_is_a_draw_per_image():

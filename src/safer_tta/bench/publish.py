@@ -53,6 +53,10 @@ class Study:
                 problems.append(str(error))
         return found, list(dict.fromkeys(problems))
 
+    def tabulated(self, found: Sequence[Found]) -> list[Table]:
+        """A table for every grid; only what is whole stands beside the paper's figures."""
+        return tables.tables(self.plan, found, self.dataset if self.whole else "")
+
 
 def publish(study: Study, place: Place, failed: Mapping[str, str] = {}, *, pictures: bool = True) -> Path:
     """Write tables (Markdown, LaTeX, CSV), figures (SVG, PNG), rows and the page; return where the page is.
@@ -64,7 +68,7 @@ def publish(study: Study, place: Place, failed: Mapping[str, str] = {}, *, pictu
     for old in folder.glob("figure-*"):
         old.unlink()
     found, problems = study.found(place)
-    made = tables.tables(study.plan, found, study.dataset if study.whole else "")
+    made = study.tabulated(found)
     drawings = [drawing(study.plan, number, found, table) for number, table in enumerate(made)]
     _write(folder / "rows.jsonl", "".join(json.dumps(row, sort_keys=True) + "\n" for row in _distinct(found)))
     _write(folder / "tables.md", markdown(study, made))
