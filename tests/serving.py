@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import re
 import signal
 import socket
@@ -25,6 +26,8 @@ from safer_tta.training import source_recipe, train_source
 
 SIDE = 64
 SEED = 5
+WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 32
+PORTS = iter(sorted(range(16_000 + 500 * WORKER, 16_500 + 500 * WORKER), key=lambda _: random.SystemRandom().random()))
 
 
 def trained(path: Path) -> Path:
@@ -42,16 +45,22 @@ def pictures(count: int, size: int = 4, seed: int = 0) -> list[np.ndarray]:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Given once, and from a range that is this worker's own and below those the system gives away: between here and
+    the server's own bind nobody else of this session takes it."""
+    for port in PORTS:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do; old connections do not count
+            with contextlib.suppress(OSError):
+                probe.bind(("127.0.0.1", port))
+                return port
+    raise RuntimeError("no port is free")
 
 
 class Server:
     """`safer serve` in a process of its own; may be killed and started again."""
 
-    def __init__(self, model: Path, folder: Path, *options: str, port: int = 0) -> None:
-        self.port = port or free_port()
+    def __init__(self, model: Path, folder: Path, *options: str) -> None:
+        self.port = free_port()
         self.log = folder.parent / f"{folder.name}.log"
         settings = ["--model", str(model), "--folder", str(folder), "--side", str(SIDE), "--port", str(self.port)]
         self.command = [sys.executable, "-m", "safer_tta.cli", "serve", *settings, "--seed", str(SEED), *options]
@@ -69,6 +78,7 @@ class Server:
         deadline = time.monotonic() + 60
         while not re.search(rb"serving .* at http", self.log.read_bytes()[start:]):
             if self.process.poll() is not None or time.monotonic() > deadline:
+                self.kill()
                 raise RuntimeError(f"the server did not start: {self.log.read_text()[-2000:]}")
             time.sleep(0.02)
 
@@ -95,13 +105,17 @@ class Replay:
     """A stream as the library alone would have answered it."""
 
     def __init__(self, model: Path, name: str, owner: str = "local") -> None:
-        torch.set_num_threads(1)
         method = Service(model=model, folder=Path("unused"), predictor_options={"views": 4}, side=SIDE).build()
         self.guard = Guard(method, least_agreement=0)
         method.state.generator.manual_seed(generator(SEED, "stream", owner, name).initial_seed())
 
     def __call__(self, images: np.ndarray, *, learn: bool = True) -> list[list[float]]:
-        return self.guard(torch.from_numpy(images), learn=learn).probs.tolist()
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # as the server has: sums over several come out differently in the last digits
+        try:
+            return self.guard(torch.from_numpy(images), learn=learn).probs.tolist()
+        finally:
+            torch.set_num_threads(threads)
 
 
 def client(server: Server, token: str | None = None, **options: object) -> Client:
