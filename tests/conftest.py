@@ -84,6 +84,14 @@ def images() -> Tensor:
     return batches(1)[0]
 
 
+@pytest.fixture(scope="session")
+def source_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model to serve, trained once for all rooms of the service."""
+    from tests.serving import trained
+
+    return trained(tmp_path_factory.mktemp("model") / "source.safetensors")
+
+
 def classifier(**options: object) -> safer_tta.Classifier:
     return safer_tta.Classifier(small_net(**options))  # type: ignore[arg-type]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import random
 import re
@@ -13,6 +14,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,6 +24,7 @@ from safer_tta.data import open_dataset
 from safer_tta.guards import Guard
 from safer_tta.seeds import generator
 from safer_tta.serve.server import Service
+from safer_tta.serve.sessions import Engine
 from safer_tta.training import source_recipe, train_source
 
 SIDE = 64
@@ -54,6 +57,17 @@ def free_port() -> int:
                 probe.bind(("127.0.0.1", port))
                 return port
     raise RuntimeError("no port is free")
+
+
+def array_file(array: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+def engine(model: Path, folder: Path, **options: Any) -> Engine:
+    """The service's inside, in this process; whoever asks for one stops it."""
+    return Service(**{"model": model, "folder": folder, "side": SIDE, "seed": SEED, **options}).engine()
 
 
 class Server:

@@ -24,21 +24,21 @@ from safer_tta.serve import shapes
 from safer_tta.serve.images import from_array, from_files
 from safer_tta.serve.journal import JournalError
 from safer_tta.serve.limits import Limits, RateLimit, Refused
-from safer_tta.serve.server import Service, check_address
+from safer_tta.serve.server import check_address
 from safer_tta.serve.tokens import Tokens
-from tests.serving import SIDE, Replay, client, pictures, serving, trained
+from tests.serving import SIDE, Replay, array_file, client, engine, pictures, serving
 
 pytestmark = pytest.mark.timeout(600)
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return trained(tmp_path_factory.mktemp("model") / "source.safetensors")
+@pytest.fixture
+def model(source_file):
+    return source_file
 
 
 @pytest.fixture(scope="module")
-def server(model, tmp_path_factory):
-    with serving(model, tmp_path_factory.mktemp("serve") / "served", "--rate", "100000") as running:
+def server(source_file, tmp_path_factory):
+    with serving(source_file, tmp_path_factory.mktemp("serve") / "served", "--rate", "100000") as running:
         yield running
 
 
@@ -46,12 +46,6 @@ def server(model, tmp_path_factory):
 def asking(server):
     with client(server) as talking:
         yield talking
-
-
-def array_file(array: np.ndarray) -> bytes:
-    file = io.BytesIO()
-    np.save(file, array)
-    return file.getvalue()
 
 
 def image_file(side: int = SIDE, kind: str = "PNG", mode: str = "RGB") -> bytes:
@@ -363,10 +357,6 @@ def test_a_stop_finishes_and_a_start_goes_on(model, tmp_path):
             replay = Replay(model, "again")
             assert before == replay(images)
             assert asking.send("again", more)["probabilities"] == replay(more)
-
-
-def engine(model, folder, **options):
-    return Service(model=model, folder=folder, side=SIDE, seed=5, **options).engine()
 
 
 def test_what_cannot_be_written_is_not_answered_and_changes_nothing(model, tmp_path, monkeypatch):
