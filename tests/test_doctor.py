@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
 
@@ -93,3 +96,13 @@ def test_missing_extras_are_named(monkeypatch):
     assert finding.state == "note"
     assert "models (no timm)" in finding.found
     assert "safer-tta[models]" in finding.advice
+
+
+def test_extras_are_those_that_are_packaged():
+    """By the names under which their packages are imported."""
+    packaged = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    imported = {"pillow": "PIL", "prometheus-client": "prometheus_client", "python-multipart": "multipart"}
+    for extra, names in doctor.EXTRAS.items():
+        wanted = [re.match(r"[\w-]+", line)[0] for line in packaged["optional-dependencies"][extra]]
+        assert sorted(names) == sorted(imported.get(name, name) for name in wanted if name != "safer-tta")
+    assert doctor.EXTRAS.keys() == packaged["optional-dependencies"].keys() - {"dev"}
