@@ -4,13 +4,18 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test lint docs package bench soak clean
+.PHONY: demo test test-gpu lint docs package bench soak clean
 
 demo: $(INSTALLED)
 	$(BIN)/safer demo
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest -n auto --dist worksteal
+
+# On a machine with a GPU: the tests that need one, which `make test` skips elsewhere.
+test-gpu: $(INSTALLED)
+	$(BIN)/python -c "import sys, torch; sys.exit(None if torch.cuda.is_available() else 'no CUDA device here')"
+	$(BIN)/python -m pytest -m cuda
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

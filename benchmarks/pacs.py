@@ -184,11 +184,13 @@ def fooled(attacks: Sequence[dict[str, Any]]) -> str:
 
 
 def cost(kept: Sequence[dict[str, Any]]) -> str:
-    """Time and memory of a run, by method and predictor; several runs shared the GPU."""
+    """Time and memory of a run, by method and predictor; several runs shared the GPU. Of batches of 64 alone: a step
+    of one image says nothing of those."""
+    kept = [row for row in kept if row["batch"] == 64]
     table = [
         "# Cost of a run",
         "",
-        "With other runs beside it on the same GPU; times alone are in docs/performance.md.",
+        "Batches of 64. With other runs beside it on the same GPU; times alone are in docs/performance.md.",
         "",
         "| method | predictor | ms per step | images per s | peak MB |",
         "|---|---|---|---|---|",

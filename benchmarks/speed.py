@@ -373,6 +373,8 @@ def run(o: argparse.Namespace) -> None:
         safer_tta.keep_freed_memory()
     o.out.parent.mkdir(parents=True, exist_ok=True)
     with open(o.out, "a") as file:
+        if file.tell():
+            print(f"adding to what is in {o.out} already", file=sys.stderr)
         for section in o.sections:
             for row in SECTIONS[section](o):
                 written = {"section": section, **row, **machine(), "system_allocator": o.system_allocator}

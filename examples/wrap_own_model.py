@@ -99,7 +99,8 @@ def main() -> None:
     pairs = zip(adapted.stream(batches[4:]), later.stream(batches[4:]), strict=True)
     print(f"continued, both answer the same: {all(torch.equal(one.probs, two.probs) for one, two in pairs)}")
 
-    # Out again as a plain module, which takes normalised images as before.
+    # Out again as a plain module, which takes normalised images as before. Tent's batch norms keep to the statistics of
+    # each batch, in eval mode too: answer batches with it, not single images.
     exported = adapted.export()
     with torch.no_grad():
         scores = exported(wrapped.normalise(batches[0].images / 255))

@@ -18,6 +18,51 @@ WEIGHTS = SHARED / "weights" / "resnet50_imagenet1k.safetensors"
 
 needs_pacs = pytest.mark.skipif(not PACS.is_dir(), reason="the PACS images are not beside this checkout")
 needs_weights = pytest.mark.skipif(not WEIGHTS.is_file(), reason="the ImageNet weights are not beside this checkout")
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+
+# What a test may be skipped for. Anything else is something that is missing: CI, which sets SAFER_STRICT_SKIPS, fails.
+SKIPS = {
+    needs_pacs.kwargs["reason"], needs_weights.kwargs["reason"], needs_cuda.kwargs["reason"], "there is a GPU here",
+    "mps has no float64", "noise is drawn for the whole batch at once", "not a command of ours", "another C library",
+}  # fmt: skip
+surprises: list[str] = []
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whatever needs a GPU is marked so, for `make test-gpu`; first, so that -m sees it."""
+    for item in items:
+        reasons = {mark.kwargs.get("reason") for mark in item.iter_markers("skipif")}
+        device = item.callspec.params.get("device") if hasattr(item, "callspec") else None
+        if device == "cuda" or needs_cuda.kwargs["reason"] in reasons:
+            item.add_marker("cuda")
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    _note_skip(report)
+
+
+def pytest_collectreport(report: pytest.CollectReport) -> None:
+    _note_skip(report)
+
+
+def _note_skip(report: pytest.TestReport | pytest.CollectReport) -> None:
+    if report.skipped and not hasattr(report, "wasxfail"):
+        reason = str(report.longrepr[2]).removeprefix("Skipped: ")
+        if reason not in SKIPS:
+            surprises.append(f"{report.nodeid}: {reason}")
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if surprises and "SAFER_STRICT_SKIPS" in os.environ:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if surprises and "SAFER_STRICT_SKIPS" in os.environ:
+        terminalreporter.section("skipped for a reason that is not in tests/conftest.py: SKIPS")
+        terminalreporter.write_line("\n".join(surprises))
+
 
 CHROMIUM = next((p for p in map(Path, ("/usr/bin/chromium", "/usr/bin/chromium-browser")) if p.exists()), None)
 CHROMIUM_FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
@@ -89,6 +134,14 @@ def model() -> nn.Module:
 @pytest.fixture
 def images() -> Tensor:
     return batches(1)[0]
+
+
+@pytest.fixture(scope="session")
+def source_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model to serve, trained once for all rooms of the service."""
+    from tests.serving import trained
+
+    return trained(tmp_path_factory.mktemp("model") / "source.safetensors")
 
 
 def classifier(**options: object) -> safer_tta.Classifier:

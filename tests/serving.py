@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
+import random
 import re
 import signal
 import socket
@@ -12,6 +14,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,10 +24,13 @@ from safer_tta.data import open_dataset
 from safer_tta.guards import Guard
 from safer_tta.seeds import generator
 from safer_tta.serve.server import Service
+from safer_tta.serve.sessions import Engine
 from safer_tta.training import source_recipe, train_source
 
 SIDE = 64
 SEED = 5
+WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 32
+PORTS = iter(sorted(range(16_000 + 500 * WORKER, 16_500 + 500 * WORKER), key=lambda _: random.SystemRandom().random()))
 
 
 def trained(path: Path) -> Path:
@@ -42,16 +48,33 @@ def pictures(count: int, size: int = 4, seed: int = 0) -> list[np.ndarray]:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Given once, and from a range that is this worker's own and below those the system gives away: between here and
+    the server's own bind nobody else of this session takes it."""
+    for port in PORTS:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do; old connections do not count
+            with contextlib.suppress(OSError):
+                probe.bind(("127.0.0.1", port))
+                return port
+    raise RuntimeError("no port is free")
+
+
+def array_file(array: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+def engine(model: Path, folder: Path, **options: Any) -> Engine:
+    """The service's inside, in this process; whoever asks for one stops it."""
+    return Service(**{"model": model, "folder": folder, "side": SIDE, "seed": SEED, **options}).engine()
 
 
 class Server:
     """`safer serve` in a process of its own; may be killed and started again."""
 
-    def __init__(self, model: Path, folder: Path, *options: str, port: int = 0) -> None:
-        self.port = port or free_port()
+    def __init__(self, model: Path, folder: Path, *options: str) -> None:
+        self.port = free_port()
         self.log = folder.parent / f"{folder.name}.log"
         settings = ["--model", str(model), "--folder", str(folder), "--side", str(SIDE), "--port", str(self.port)]
         self.command = [sys.executable, "-m", "safer_tta.cli", "serve", *settings, "--seed", str(SEED), *options]
@@ -69,6 +92,7 @@ class Server:
         deadline = time.monotonic() + 60
         while not re.search(rb"serving .* at http", self.log.read_bytes()[start:]):
             if self.process.poll() is not None or time.monotonic() > deadline:
+                self.kill()
                 raise RuntimeError(f"the server did not start: {self.log.read_text()[-2000:]}")
             time.sleep(0.02)
 
@@ -95,13 +119,17 @@ class Replay:
     """A stream as the library alone would have answered it."""
 
     def __init__(self, model: Path, name: str, owner: str = "local") -> None:
-        torch.set_num_threads(1)
         method = Service(model=model, folder=Path("unused"), predictor_options={"views": 4}, side=SIDE).build()
         self.guard = Guard(method, least_agreement=0)
         method.state.generator.manual_seed(generator(SEED, "stream", owner, name).initial_seed())
 
     def __call__(self, images: np.ndarray, *, learn: bool = True) -> list[list[float]]:
-        return self.guard(torch.from_numpy(images), learn=learn).probs.tolist()
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # as the server has: sums over several come out differently in the last digits
+        try:
+            return self.guard(torch.from_numpy(images), learn=learn).probs.tolist()
+        finally:
+            torch.set_num_threads(threads)
 
 
 def client(server: Server, token: str | None = None, **options: object) -> Client:

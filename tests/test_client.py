@@ -28,6 +28,7 @@ pytest.importorskip("httpx")
 from safer_tta import client as client_module
 from safer_tta.client import Client, ServiceError
 from safer_tta.send import send_folder
+from tests.serving import free_port
 
 TOKEN = "s3cret-t0ken"
 CLASSES = ["cat", "dog", "horse"]
@@ -226,12 +227,6 @@ def png(image: np.ndarray[Any, Any]) -> bytes:
     file = io.BytesIO()
     Image.fromarray(image).save(file, "PNG")
     return file.getvalue()
-
-
-def unused_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
 
 
 def says(status: int, words: str, **headers: str) -> tuple[int, dict[str, str], bytes]:
@@ -454,7 +449,7 @@ def test_something_else_listens_there(service: Service, client: Client, fault: A
 
 def test_nobody_listens(waits: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_PROXY", "*")
-    port = unused_port()
+    port = free_port()
     with Client(f"http://127.0.0.1:{port}", TOKEN) as client, pytest.raises(ServiceError) as caught:
         client.create("gate-7")
     assert caught.value.status == 0

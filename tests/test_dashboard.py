@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from tests.conftest import CHROMIUM, CHROMIUM_FLAGS
-from tests.serving import client, pictures, serving, trained
+from tests.serving import client, pictures, serving
 from tests.test_serve import image_file
 
 pytestmark = [
@@ -17,9 +17,8 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("dashboard")
-    with serving(trained(folder / "source.safetensors"), folder / "served") as running:
+def server(source_file, tmp_path_factory):
+    with serving(source_file, tmp_path_factory.mktemp("dashboard") / "served") as running:
         yield running
 
 

@@ -10,7 +10,6 @@ import os
 import re
 import shlex
 import shutil
-import socket
 import subprocess
 import sys
 import textwrap
@@ -20,6 +19,7 @@ import pytest
 
 from safer_tta.data import open_dataset
 from safer_tta.training import source_recipe, train_source
+from tests.serving import free_port
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -116,11 +116,11 @@ def source(tmp_path_factory):
 
 
 @pytest.fixture
-def folder(tmp_path, source):
+def folder(tmp_path, source, monkeypatch):
     from PIL import Image
 
     if not os.environ.get("SAFER_CACHE"):
-        os.environ["SAFER_CACHE"] = str(source.parent / "cache")
+        monkeypatch.setenv("SAFER_CACHE", str(source.parent / "cache"))
     shutil.copy(source, tmp_path)
     for place in ("FOLDER", *(f"PATH/TO/PACS/{domain}/{kind}" for domain in "ab" for kind in ("dog", "cat"))):
         (tmp_path / place).mkdir(parents=True)
@@ -131,11 +131,8 @@ def folder(tmp_path, source):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_a_page_does_what_it_says(page, folder):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     program = folder / "page.py"
-    program.write_text(script(page, port))
+    program.write_text(script(page, free_port()))
     ran = subprocess.run([sys.executable, str(program)], cwd=folder, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, f"{page.name}:\n{ran.stdout[-2000:]}\n{textwrap.shorten(ran.stderr[-4000:], 4000)}"
 

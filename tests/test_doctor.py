@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
 
@@ -22,16 +26,31 @@ def test_every_look_ends_in_a_finding_with_words():
         assert (finding.state == "bad") <= bool(finding.advice)
 
 
-@pytest.mark.parametrize("command", [["-m", "safer_tta.cli", "doctor", "--json"], ["-m", "safer_tta.doctor"]])
-def test_the_commands_say_the_same_and_fail_when_something_is_bad(command):
-    run = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False)
-    if "--json" in command:
-        found = json.loads(run.stdout)
-        assert found["a step of adaptation"]["state"] == "good"
-        assert run.returncode == any(finding["state"] == "bad" for finding in found.values())
-    else:
-        assert "a step of adaptation" in run.stdout
-        assert run.returncode == ("✗" in run.stdout)
+@pytest.mark.parametrize("broken", [False, True])
+def test_the_commands_say_the_same_and_fail_when_something_is_bad(tmp_path, broken):
+    """On a machine where all is well but perhaps torchvision."""
+    package(tmp_path, "torchvision", "import nothing_of_that_name" if broken else "")
+    shown, listed, plain = (
+        ran(tmp_path, *command)
+        for command in (("safer_tta.cli", "doctor"), ("safer_tta.cli", "doctor", "--json"), ("safer_tta.doctor",))
+    )
+    assert {run.returncode for run in (shown, listed, plain)} == {int(broken)}
+    found = json.loads(listed.stdout)
+    assert {what for what, finding in found.items() if finding["state"] == "bad"} == (
+        {"torchvision"} if broken else set()
+    )
+    assert found["a step of adaptation"]["state"] == "good"
+    for run in (shown, plain):
+        told = {line[2:24].strip(): line[0] for line in run.stdout.splitlines() if line[2:3].strip()}
+        assert told == {what: {"good": " ", "note": "!", "bad": "✗"}[f["state"]] for what, f in found.items()}
+
+
+def ran(folder, *command):
+    """A process whose packages in the folder come before all others."""
+    path = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
+    environment = {**os.environ, "PYTHONPATH": path, "SAFER_CACHE": str(folder / "cache")}
+    run = [sys.executable, *(command if command[0] == "-c" else ("-m", *command))]
+    return subprocess.run(run, capture_output=True, text=True, check=False, env=environment)
 
 
 def package(folder, name, body):
@@ -57,9 +76,7 @@ def test_a_torchvision_that_does_not_fit_is_told(tmp_path, body, state, words):
         "import dataclasses, json; from safer_tta import doctor; "
         "print(json.dumps(dataclasses.asdict(doctor._torchvision())))"
     )
-    environment = {"PYTHONPATH": str(tmp_path), "PATH": "/usr/bin:/bin"}
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment)
-    found = json.loads(run.stdout)
+    found = json.loads(ran(tmp_path, "-c", program).stdout)
     assert found["state"] == state
     assert words in found["advice"]
     assert "0.28.0" in found["found"]
@@ -79,3 +96,13 @@ def test_missing_extras_are_named(monkeypatch):
     assert finding.state == "note"
     assert "models (no timm)" in finding.found
     assert "safer-tta[models]" in finding.advice
+
+
+def test_extras_are_those_that_are_packaged():
+    """By the names under which their packages are imported."""
+    packaged = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    imported = {"pillow": "PIL", "prometheus-client": "prometheus_client", "python-multipart": "multipart"}
+    for extra, names in doctor.EXTRAS.items():
+        wanted = [re.match(r"[\w-]+", line)[0] for line in packaged["optional-dependencies"][extra]]
+        assert sorted(names) == sorted(imported.get(name, name) for name in wanted if name != "safer-tta")
+    assert doctor.EXTRAS.keys() == packaged["optional-dependencies"].keys() - {"dev"}

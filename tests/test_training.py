@@ -38,7 +38,7 @@ from safer_tta.training import (
 from safer_tta.training.augment import augment
 from safer_tta.training.backbone import SHIPPED
 from safer_tta.training.trainer import accuracy, recipe_of, split
-from tests.conftest import WEIGHTS, needs_weights
+from tests.conftest import WEIGHTS, needs_cuda, needs_weights
 
 COUNT = 70
 
@@ -278,7 +278,7 @@ def test_training_killed_again_and_again_ends_the_same(data, recipe, tmp_path):
     assert [p.name for p in (tmp_path / "killed").iterdir()] == ["source.safetensors"]
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+@needs_cuda
 @pytest.mark.parametrize("compile", [False, True])
 def test_training_interrupted_on_cuda_goes_on(data, recipe, tmp_path, compile):
     path, quick = tmp_path / "source.safetensors", dataclasses.replace(recipe, steps=8)

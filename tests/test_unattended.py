@@ -13,10 +13,9 @@ from safer_tta.methods import METHODS
 from safer_tta.methods.base import Method
 from safer_tta.methods.state import _fuse
 from safer_tta.methods.unattended import EAGER, Unattended
-from tests.conftest import batches, same, small_net
+from tests.conftest import batches, needs_cuda, same, small_net
 
 REPEATING = sorted(name for name, method in METHODS.items() if method.repeats)
-needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 SAFER = {"views": 2}
 
 

@@ -21,7 +21,7 @@ EXTRAS = {  # what each extra brings, by the name it is imported under
     "models": ["timm"],
     "attacks": ["pyautoattack"],
     "bench": ["duckdb", "matplotlib", "PIL", "pydantic", "rich", "typer"],
-    "serve": ["fastapi", "httpx", "PIL", "prometheus_client", "multipart", "uvicorn"],
+    "serve": ["fastapi", "httpx", "PIL", "prometheus_client", "multipart", "rich", "typer", "uvicorn"],
     "ray": ["ray"],
 }
 MISSING_OPERATOR = "torchvision::nms does not exist"

@@ -1,0 +1,59 @@
+"""The scripts that measure: their smallest runs, and figures that rows cannot tell from the wrong ones."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.serving import free_port
+from tests.test_results import ROOT, benchmark
+
+TINY = {
+    "speed": "--sections steps mixings chunks operators --architectures small --methods tent --views 0 1 "
+    "--batch 2 --side 32 --rounds 1",
+    "serve": "--rounds 2 --requests 2 --batch 2 --streams 1 2",
+}
+
+
+def measured(name: str, out: Path) -> subprocess.CompletedProcess[str]:
+    port = ["--port", str(free_port())] if name == "serve" else []
+    command = [sys.executable, str(ROOT / "benchmarks" / f"{name}.py"), "run", "--out", str(out), *TINY[name].split()]
+    return subprocess.run([*command, *port], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_the_smallest_run_makes_rows_that_a_page_is_made_from(name, tmp_path):
+    out = tmp_path / "rows.jsonl"
+    first = measured(name, out)
+    assert first.returncode == 0, first.stderr
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    sections = {"speed": TINY["speed"].split()[1:5], "serve": ["latency", "throughput"]}[name]
+    assert {row["section"] for row in rows} == set(sections)
+    page = benchmark(name).page(rows)
+    assert page.count("### ") == len(sections)
+    assert sum(line.startswith("| ") for line in page.splitlines()) == len(rows) + len(sections)
+
+
+def test_rows_are_added_to_others_with_a_word_about_it(tmp_path):
+    out, command = tmp_path / "rows.jsonl", [sys.executable, str(ROOT / "benchmarks" / "speed.py"), "run", "--sections"]
+    assert "adding" not in subprocess.run([*command, "--out", out], capture_output=True, text=True, check=True).stderr
+    out.write_text('{"section": "startup"}\n')
+    again = subprocess.run([*command, "--out", out], capture_output=True, text=True, check=True)
+    assert f"adding to what is in {out}" in again.stderr
+    assert out.read_text().startswith('{"section": "startup"}\n')
+
+
+def test_percentiles_stay_within_what_was_seen():
+    found = benchmark("serve").percentiles([float(number) for number in range(1, 61)])
+    assert found["p50_ms"] == 30.5
+    assert 59 < found["p99_ms"] < 60
+
+
+def test_the_cost_of_a_run_is_that_of_batches_of_64():
+    common = {"method": "tent", "predictor": "safer", "images_per_s": 200.0, "peak_mb": 9.0}
+    rows = [{**common, "batch": batch, "ms_per_step": ms} for batch, ms in ((64, 300.0), (64, 320.0), (1, 20.0))]
+    assert "| tent | safer | 310 | 200 | 9 |" in benchmark("pacs").cost(rows)
