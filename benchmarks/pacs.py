@@ -10,10 +10,12 @@ python benchmarks/pacs.py page docs/results/pacs.jsonl docs/results/pacs-attacks
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import statistics
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -81,8 +83,9 @@ def page(path: Path, attacks: Path, seeds: int = 3) -> str:
         place = Place(Path(folder))
         place.results.folder.mkdir(parents=True)
         restore(argparse.Namespace(rows=path, store=place.store))
-        parts = [part for name in PLANS if (part := section(name, place, kept, seeds))]
-    return "\n".join([*parts, schedules(kept), fooled([json.loads(line) for line in lines(attacks)]), cost(kept)])
+        parts = [section(name, place, kept, seeds) for name in PLANS] + [schedules(kept)]
+    parts += [fooled([json.loads(line) for line in lines(attacks)]), cost(kept)]
+    return "\n".join(part for part in parts if part)
 
 
 def main_runs(kept: Sequence[dict[str, Any]]) -> list[tuple[str, Any]]:
@@ -101,12 +104,40 @@ def section(name: str, place: Place, kept: Sequence[dict[str, Any]], seeds: int)
     study = Study(name, plan, "pacs", cells, made, runs, whole=name not in IMAGES)
     found, problems = study.found(place)
     assert not problems, problems
+    found, seeds_of = furthest(begun(cells, found))
     if not found:
         return ""
-    found, seeds_of = furthest(found)
+    study = dataclasses.replace(study, plan=without_empty_rows(plan, found))
     images = f" The first {IMAGES[name]} images of each stream." if name in IMAGES else ""
     text = markdown(study, study.tabulated(found)).replace("\n# ", "\n## ")
-    return f"{text}\nSeeds: {seeds_of}.{images} {len({row['run'] for _, row in found})} runs.\n"
+    count = len({row["run"] for _, row in found})
+    return f"{text}\nSeeds: {seeds_of}.{images} {count} runs.{to_do(cells, found)}\n"
+
+
+def begun(cells: Sequence[Any], found: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+    """Without the tables and targets of which less than two fifths is done: what other studies share with them would
+    stand there alone."""
+    rows = {(cell.grid, cell.row.label) for cell, _ in found}
+    planned_of = Counter((c.grid, c.target, c.seed) for c in cells if (c.grid, c.row.label) in rows)
+    done = Counter((c.grid, c.target, c.seed) for c, _ in found)
+    far = {place[:2] for place, count in done.items() if count >= 0.4 * planned_of[place]}
+    return [(cell, row) for cell, row in found if (cell.grid, cell.target) in far]
+
+
+def without_empty_rows(plan: Any, found: Sequence[tuple[Any, Any]]) -> Any:
+    rows = {(cell.grid, cell.row.label) for cell, _ in found}
+    grids = [
+        grid.model_copy(update={"rows": tuple(row for row in grid.rows if (number, row.label) in rows)})
+        for number, grid in enumerate(plan.grids)
+    ]
+    return plan.model_copy(update={"grids": tuple(grids)})
+
+
+def to_do(cells: Sequence[Any], found: Sequence[tuple[Any, Any]]) -> str:
+    """The rows and targets of which nothing is shown."""
+    seen = {name for cell, _ in found for name in (cell.row.label, cell.target)}
+    missing = dict.fromkeys(name for cell in cells for name in (cell.row.label, cell.target) if name not in seen)
+    return f" Still to be measured: {', '.join(missing)}." if missing else ""
 
 
 def furthest(found: Sequence[tuple[Any, Any]]) -> tuple[list[tuple[Any, Any]], str]:
@@ -139,10 +170,10 @@ def schedules(kept: Sequence[dict[str, Any]]) -> str:
         "| accuracy, % | " + " | ".join(f"{rate} %, {steps} steps" for rate, steps in wanted) + " |",
         "|---" * (1 + len(wanted)) + "|",
     ]
-    for label, row in table.items():
-        if set(wanted) <= set(row):
-            lines.append(f"| {label} | " + " | ".join(f"{row[place]:.1f}" for place in wanted) + " |")
-    return "\n".join(lines) + "\n"
+    both = {label: row for label, row in table.items() if set(wanted) <= set(row)}
+    for label, row in both.items():
+        lines.append(f"| {label} | " + " | ".join(f"{row[place]:.1f}" for place in wanted) + " |")
+    return "\n".join(lines) + "\n" if both else ""
 
 
 def planned(
