@@ -42,7 +42,7 @@ class Balanced(methods.Method):
 
     def forward(self, images: Tensor, draw: Any) -> tuple[safer_tta.Prediction, Tensor]:
         """Writes nothing: it may be called twice for one batch. The predictor may be the plain model or SAFER."""
-        prediction = self.predictor(images, draw)
+        prediction = self.predictor.lesson(images, draw)
         mean = self._with(prediction)
         variety = -(mean * mean.clamp_min(1e-6).log()).sum()
         return prediction, entropy(prediction.logits).mean() - variety

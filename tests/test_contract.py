@@ -291,6 +291,29 @@ def same(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> bool:
     return one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
 
 
+@pytest.mark.parametrize("method", methods.METHODS)
+def test_under_a_gate_that_does_not_teach_a_method_learns_as_under_safer(method):
+    """Bit for bit, while the answers are the gate's wherever they are the predictor's."""
+    gated, pooled = (
+        methods.create(
+            method, predictors.create("safer", classifier(), seed=0, mixing=mixing), **LEARNING.get(method, {})
+        )
+        for mixing in ({"name": "gate", "teaches": False}, None)
+    )
+    stream = batches(4, size=8)
+    learnt(pooled, stream)
+    for images in stream:
+        answer = gated(images)
+        if gated.by_predictor:
+            shown = (answer.report.weights.unsqueeze(-1) * answer.report.view_probs).sum(dim=0)
+            torch.testing.assert_close(answer.probs, shown)
+            torch.testing.assert_close(answer.logits.softmax(dim=1), shown, rtol=0, atol=1e-4)
+    assert same(gated.state_dict(), pooled.state_dict())
+    frozen = gated.freeze()(stream[0])
+    if gated.by_predictor:
+        assert not torch.allclose(frozen.probs, pooled.freeze()(stream[0]).probs)
+
+
 @pytest.mark.parametrize("predictor", predictors.PREDICTORS)
 @pytest.mark.parametrize("method", methods.METHODS)
 class TestMethod:

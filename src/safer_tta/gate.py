@@ -9,7 +9,7 @@ is remembered from batch to batch, so there is no memory to poison.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -31,10 +31,13 @@ class Gate:
 
     alpha_clean: weight of an original that is surely clean.
     cost: how much worse it is to trust an attacked original than to do without a clean one.
+    teaches: whether methods learn from the gate's answer. If not, they learn from SAFER's own pooling as if there were
+        no gate: an attacked original that it lets through is answered with, but not learnt from.
     """
 
     alpha_clean: float = 0.6
     cost: float = 5.0
+    teaches: bool = field(default=True, metadata={"unnamed": True})  # as in rows from before there was a choice
 
     def __post_init__(self) -> None:
         if not 0 <= self.alpha_clean <= 1:

@@ -27,6 +27,7 @@ class Mixer(Protocol):
 
     least_views: augmented views without which it knows nothing.
     mix: final weights (V,B), and how suspicious every image looks (B,).
+    teaches, if there is one: whether methods learn from what it makes of the views (default) or from pooling alone.
     """
 
     @property
@@ -164,6 +165,12 @@ def settings(mixing: Mixer | None) -> dict[str, Any] | None:
         return None
     if type(mixing) is Mixing:
         return dataclasses.asdict(mixing)
-    options: dict[str, Any] = dataclasses.asdict(mixing) if dataclasses.is_dataclass(mixing) else {}
+    fields: tuple[dataclasses.Field[Any], ...] = dataclasses.fields(mixing) if dataclasses.is_dataclass(mixing) else ()
+    options = {field.name: getattr(mixing, field.name) for field in fields if not _unnamed(field, mixing)}
     known = next((name for name, made in MIXINGS.items() if made is type(mixing)), type(mixing).__qualname__)
     return {"name": known, **options}
+
+
+def _unnamed(field: dataclasses.Field[Any], mixing: object) -> bool:
+    """Whether a setting has the value that older rows, made before there was a choice, stand for."""
+    return "unnamed" in field.metadata and bool(field.metadata["unnamed"] == getattr(mixing, field.name))

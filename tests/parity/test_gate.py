@@ -200,6 +200,31 @@ def test_settings_make_it_again():
     assert mixing.create("gate") == Gate()
 
 
+def test_whether_it_teaches_is_named_where_it_does_not():
+    """Rows from before there was a choice keep their names."""
+    assert mixing.settings(mixing.create("gate")) == {"name": "gate", "alpha_clean": 0.6, "cost": 5.0}
+    answering = mixing.create({"name": "gate", "teaches": False})
+    assert mixing.settings(answering) == {"name": "gate", "alpha_clean": 0.6, "cost": 5.0, "teaches": False}
+    assert mixing.create(mixing.settings(answering)) == answering
+
+
+def test_the_lesson_is_pooled_without_the_gate(images):
+    def predict(mixing):
+        predictor = Safer(zoo.create("small", num_classes=7).eval(), mixing=mixing, seed=0)
+        predictor.classifier.model.load_state_dict(weights)
+        return predictor(images, predictor.draw(images))
+
+    weights = zoo.create("small", num_classes=7).state_dict()
+    pooled, gated = predict(None), predict({"name": "gate", "teaches": False})
+    lesson = gated.taught()
+    assert torch.equal(lesson.probs, pooled.probs)
+    assert torch.equal(lesson.logits, pooled.logits)
+    assert torch.equal(lesson.answered().probs, predict("gate").probs)
+    assert torch.equal(lesson.answered().logits, gated.logits)
+    assert pooled.taught() is pooled
+    assert predict("gate").lesson is None
+
+
 def test_a_mixing_from_elsewhere_is_told_from_others():
     """Runs are named by what their settings say: two mixings must not share a name."""
 

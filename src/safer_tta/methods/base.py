@@ -210,22 +210,22 @@ class Method(Stateful):
         prediction, loss = self.forward(images, draw)
         if not self._healthy(prediction.probs.detach().sum() if loss is None else loss.detach()):
             self.state.put_back(held, generator=False)
-            return prediction.detach()
+            return prediction.answered().detach()
         if loss is not None:
             try:
                 self.optimise(self._closure(loss, lambda: self.again(images, draw, prediction)))
             except NotFiniteError:
                 self._refused["gradients"] += 1
                 self.state.put_back(held, generator=False)
-                return prediction.detach()
+                return prediction.answered().detach()
             finally:
                 self._forget_gradients()
         with torch.no_grad():
             try:
-                self.commit(images, prediction.detach())
+                self.commit(images, prediction.taught().detach())
             except NotFiniteError:  # of a second update: it is left out, and what was learnt before it stands
                 self._refused["gradients"] += 1
-        return prediction.detach()
+        return prediction.answered().detach()
 
     def _healthy(self, figure: Tensor) -> bool:
         finite = bool(torch.isfinite(figure))
@@ -240,7 +240,7 @@ class Method(Stateful):
 
     def _answer(self, images: Tensor, draw: Any) -> Prediction:
         with torch.no_grad(), self.classifier.untracked():
-            return self.forward(images, draw)[0].detach()
+            return self.forward(images, draw)[0].answered().detach()
 
     def _closure(self, loss: Tensor, again: Callable[[], Tensor | None]) -> Closure:
         """Gradients of a loss: at first of the one already computed, after that of a fresh pass."""

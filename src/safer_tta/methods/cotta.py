@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -60,21 +61,27 @@ class CoTTA(Method):
         return seeded(self.predictor, images)
 
     def forward(self, images: Tensor, draw: Any) -> tuple[Prediction, Tensor]:
-        student = self.predictor(images, draw.draw)
+        student = self.predictor.lesson(images, draw.draw)
         with torch.no_grad():
             answer = self._teach(images, draw)
-        return answer, cross_entropy(answer.probs, student.logits).mean()
+        return answer, cross_entropy(answer.taught().probs, student.logits).mean()
 
     def _teach(self, images: Tensor, draw: Seeded) -> Prediction:
         plain = self.teacher(images, draw.draw)
-        if float(self.source(images, draw.draw).probs.amax(dim=1).mean()) >= self.threshold:
+        if float(self.source.lesson(images, draw.draw).probs.amax(dim=1).mean()) >= self.threshold:
             return plain
         generator = draw.generator()
-        versions = [self.teacher(strong(images, generator), draw.draw).logits for _ in range(self.versions)]
-        logits = torch.stack(versions).mean(dim=0)
+        versions = [self.teacher(strong(images, generator), draw.draw) for _ in range(self.versions)]
+        logits, lesson = (_mean_logits(seen) for seen in (versions, [version.taught() for version in versions]))
         # The views that the report could show are those of the plain images, which the answer is no longer made of.
         report = dataclasses.replace(plain.report, view_probs=None)
-        return dataclasses.replace(plain, logits=logits, probs=logits.softmax(dim=1), report=report)
+        return dataclasses.replace(
+            plain,
+            logits=logits,
+            probs=logits.softmax(dim=1),
+            lesson=None if plain.lesson is None else lesson.softmax(dim=1),
+            report=report,
+        )
 
     def commit(self, images: Tensor, prediction: Prediction) -> None:
         follow(self.teacher, self.predictor, self.keep)
@@ -84,3 +91,7 @@ class CoTTA(Method):
         for parameter, source in pairs:
             chance = torch.rand(parameter.shape, generator=generator, device=parameter.device)
             parameter.copy_(torch.where(chance < self.restore_rate, source, parameter))
+
+
+def _mean_logits(versions: Sequence[Prediction]) -> Tensor:
+    return torch.stack([version.logits for version in versions]).mean(dim=0)

@@ -66,7 +66,7 @@ class EATA(Method):
         for batch in batches:
             images = batch[0] if isinstance(batch, (tuple, list)) else batch
             with torch.enable_grad():
-                logits = self.predictor(images, track=False).logits
+                logits = self.predictor.lesson(images, track=False).logits
                 gradients = torch.autograd.grad(F.cross_entropy(logits, logits.argmax(dim=1)), parameters)
             total = [t + g.square() for t, g in zip(total, gradients, strict=True)]
             count += 1
@@ -83,7 +83,7 @@ class EATA(Method):
         self._initial |= {name: snapshot[name].clone() for name in self._initial if name.startswith("memory.fisher")}
 
     def forward(self, images: Tensor, draw: Any) -> tuple[Prediction, Tensor | None]:
-        prediction = self.predictor(images, draw)
+        prediction = self.predictor.lesson(images, draw)
         h = entropy(prediction.logits)
         chosen = self._chosen(h.detach(), prediction.logits.detach().softmax(dim=1))
         if not bool(chosen.any()):

@@ -62,7 +62,7 @@ class MEMO(Method):
     ) -> Prediction:
         with torch.enable_grad():
             copies = augmix(image, self.copies, generator)
-            loss = marginal_entropy(predictor(copies, predictor.draw(copies), track=False).logits)
+            loss = marginal_entropy(predictor.lesson(copies, predictor.draw(copies), track=False).logits)
             gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
         with torch.no_grad():
             for parameter, gradient in zip(parameters, gradients, strict=True):

@@ -108,4 +108,4 @@ class NOTE(RememberingMethod):
     def _memory_loss(self) -> Any:
         images = self.memory["image"]
         draw = self.predictor.draw(images)
-        return lambda: entropy(self.predictor(images, draw).logits).mean()
+        return lambda: entropy(self.predictor.lesson(images, draw).logits).mean()

@@ -31,7 +31,7 @@ class PseudoLabel(Method):
         use_train_mode(self.classifier.norms())
 
     def forward(self, images: Tensor, draw: Draw) -> tuple[Prediction, Tensor | None]:
-        prediction = self.predictor(images, draw)
+        prediction = self.predictor.lesson(images, draw)
         confidence, label = prediction.probs.detach().max(dim=1)
         confident = confidence > self.threshold
         if not bool(confident.any()):

@@ -125,5 +125,5 @@ class RoTTA(Method):
         augmented = strong(images, self.predictor.generator)
         timeliness = torch.exp(-age) / (1 + torch.exp(-age))
         with torch.no_grad():
-            target = self.teacher(images, draw).probs
-        return lambda: (cross_entropy(target, self.predictor(augmented, draw).logits) * timeliness).mean()
+            target = self.teacher.lesson(images, draw).probs
+        return lambda: (cross_entropy(target, self.predictor.lesson(augmented, draw).logits) * timeliness).mean()

@@ -54,7 +54,7 @@ class SAR(Method):
         return SGD(parameters, lr=checked_lr(lr), momentum=0.9)
 
     def forward(self, images: Tensor, draw: Any) -> tuple[Prediction, Tensor | None]:
-        prediction = self.predictor(images, draw)
+        prediction = self.predictor.lesson(images, draw)
         h = entropy(prediction.logits)
         certain = h.detach() < self.margin
         self.second_loss = None
@@ -63,7 +63,7 @@ class SAR(Method):
         return dataclasses.replace(prediction, kept={"certain": certain}), h[certain].mean()
 
     def again(self, images: Tensor, draw: Any, prediction: Prediction) -> Tensor | None:
-        h = entropy(self.predictor(images, draw).logits)[prediction.kept["certain"]]
+        h = entropy(self.predictor.lesson(images, draw).logits)[prediction.kept["certain"]]
         still = h.detach() < self.margin
         if not bool(still.any()):
             return None

@@ -31,5 +31,5 @@ class ShotIM(Method):
         use_train_mode(self.classifier.norms())
 
     def forward(self, images: Tensor, draw: Any) -> tuple[Prediction, Tensor]:
-        prediction = self.predictor(images, draw)
+        prediction = self.predictor.lesson(images, draw)
         return prediction, entropy(prediction.logits).mean() - marginal_entropy(prediction.logits)

@@ -77,4 +77,4 @@ class SoTTA(RememberingMethod):
     def _memory_loss(self) -> Callable[[], Tensor]:
         images = self.memory["image"]
         draw = self.predictor.draw(images)
-        return lambda: entropy(self.predictor(images, draw).logits).mean()
+        return lambda: entropy(self.predictor.lesson(images, draw).logits).mean()

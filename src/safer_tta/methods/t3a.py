@@ -34,11 +34,13 @@ class T3A(Method):
         self.state.memory.update(supports.from_head(self.classifier.head))
 
     def forward(self, images: Tensor, draw: Any) -> tuple[Prediction, None]:
-        prediction = self.predictor(images, draw)
+        prediction = self.predictor.lesson(images, draw)
         memory = supports.extended(self.state.memory, prediction, self.keep)
         prototypes = F.normalize(supports.prototypes(memory, self.classifier.num_classes), dim=1)
         logits = prediction.features @ prototypes.T
-        return dataclasses.replace(prediction, logits=logits, probs=logits.softmax(dim=1), kept=memory), None
+        return dataclasses.replace(
+            prediction, logits=logits, probs=logits.softmax(dim=1), kept=memory, answer=None
+        ), None
 
     def commit(self, images: Tensor, prediction: Prediction) -> None:
         self.state.memory.update(prediction.kept)

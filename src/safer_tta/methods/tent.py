@@ -28,5 +28,5 @@ class Tent(Method):
         use_batch_statistics(self.classifier.norms())
 
     def forward(self, images: Tensor, draw: Draw) -> tuple[Prediction, Tensor]:
-        prediction = self.predictor(images, draw)
+        prediction = self.predictor.lesson(images, draw)
         return prediction, entropy(prediction.logits).mean()

@@ -80,13 +80,13 @@ class TeSLA(Method):
         chosen = int(torch.randint(len(views), (), generator=generator))
         hard = self.policy.apply_pairs(images, self.policy.draw(len(images), generator)).detach()
         with torch.no_grad():
-            taught = [self.teacher(view, draw.draw) for view in views]
+            taught = [self.teacher.lesson(view, draw.draw) for view in views]
             probs = torch.stack([t.probs for t in taught]).mean(dim=0)
             queue = self._extended(torch.stack([t.features for t in taught]).mean(dim=0), probs)
             soft = self._refined(queue["queue_features"][-len(images) :], queue)
-        prediction = self.predictor(views[chosen], draw.draw)
+        prediction = self.predictor.lesson(views[chosen], draw.draw)
         flipped = -(prediction.probs * soft.clamp_min(SMALLEST).log()).sum(dim=1).mean()
-        on_hard = self.predictor(hard, draw.draw).logits.log_softmax(dim=1)
+        on_hard = self.predictor.lesson(hard, draw.draw).logits.log_softmax(dim=1)
         distance = (soft * (soft.clamp_min(SMALLEST).log() - on_hard)).sum(dim=1).mean()
         loss = -marginal_entropy(prediction.logits) + flipped + distance
         return dataclasses.replace(prediction, kept=queue), loss
@@ -123,7 +123,7 @@ class TeSLA(Method):
         with torch.no_grad(), _InputMeans(self.teacher.classifier.norms()) as plain:
             self.teacher(images, draw)
         with _InputMeans(self.teacher.classifier.norms()) as hard:
-            h = entropy(self.teacher(self.policy.apply_pairs(images, pairs), draw).logits)
+            h = entropy(self.teacher.lesson(self.policy.apply_pairs(images, pairs), draw).logits)
         drift = [F.mse_loss(a, b) for a, b in zip(hard.means, plain.means, strict=True)]
         penalty = torch.stack(drift).mean() if drift else h.new_zeros(())
         preference = self.policy.choice.log_softmax(dim=0)[pairs].to(h)

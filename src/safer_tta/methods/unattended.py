@@ -105,7 +105,7 @@ def _step(method: Method, images: Tensor, draw: Draw) -> tuple[Prediction, Tenso
         for name, buffer in method.state.statistics().items():
             buffer.copy_(torch.where(unhealthy, before[name], buffer))
     method.optimizer.zero_grad()
-    return prediction.detach(), unhealthy
+    return prediction.answered().detach(), unhealthy
 
 
 def skipping_step(optimizer: Optimizer, skip: Tensor) -> None:

@@ -49,18 +49,37 @@ class Report:
 
 @dataclass(frozen=True)
 class Prediction:
-    """probs (B,K), logits (B,K), features (B,d), and a report on how they came about."""
+    """probs (B,K), logits (B,K), features (B,d), and a report on how they came about.
+
+    lesson (B,K): the probabilities a method should learn from, where they are not those it answers with
+    """
 
     probs: Tensor
     logits: Tensor
     features: Tensor
     report: Report = field(repr=False)
     kept: Mapping[str, Tensor] = field(default_factory=dict, repr=False)  # from a method's forward to its commit
+    lesson: Tensor | None = field(default=None, repr=False)
+    answer: Tensor | None = field(default=None, repr=False)  # while the lesson stands in its place
 
     @property
     def labels(self) -> Tensor:
         """The most probable class of every image, (B,)."""
         return self.probs.argmax(dim=1)
+
+    def taught(self) -> Prediction:
+        """As a method sees it: the lesson in the place of the answer."""
+        if self.lesson is None:
+            return self
+        return dataclasses.replace(
+            self, probs=self.lesson, logits=log_probabilities(self.lesson), lesson=None, answer=self.probs
+        )
+
+    def answered(self) -> Prediction:
+        """As a user sees it: the answer where the lesson stood."""
+        if self.answer is None:
+            return self
+        return dataclasses.replace(self, probs=self.answer, logits=log_probabilities(self.answer), answer=None)
 
     def detach(self) -> Prediction:
         """The same numbers without the graph that made them."""
@@ -115,6 +134,10 @@ class Predictor:
         with contextlib.nullcontext() if track else self.classifier.untracked():
             return self.predict(self.to_model(images), draw)
 
+    def lesson(self, images: Tensor, draw: Draw | None = None, *, track: bool = True) -> Prediction:
+        """What a method learns from: the prediction, unless the predictor has better to teach than it answers."""
+        return self(images, draw, track=track).taught()
+
     def over(self, classifier: Classifier) -> Self:
         """The same predictor, generator included, looking through another classifier: teachers, anchors, copies."""
         other = copy.copy(self)
@@ -139,6 +162,14 @@ class Predictor:
 
     def predict(self, images: Tensor, draw: Draw) -> Prediction:
         raise NotImplementedError
+
+
+LEAST_PROBABILITY = 1e-6
+
+
+def log_probabilities(probs: Tensor) -> Tensor:
+    """Logits of a pooled prediction: log max(p, 1e-6)."""
+    return probs.clamp_min(LEAST_PROBABILITY).log()
 
 
 def probabilities(logits: Tensor) -> Tensor:

@@ -21,9 +21,7 @@ from ..models import Classifier
 from ..models import norm as norms
 from ..options import check
 from ..views import Draw, Pipeline
-from .base import Prediction, Predictor, Report, probabilities
-
-LEAST_PROBABILITY = 1e-6  # where a method wants logits it gets log max(p, this)
+from .base import Prediction, Predictor, Report, log_probabilities, probabilities
 
 
 class Safer(Predictor):
@@ -101,9 +99,11 @@ class Safer(Predictor):
             pipelines=draw.names,
         )
         mean = _weighted(weights, probs)
-        logits = logits[0] if len(views) == 1 else mean.clamp_min(LEAST_PROBABILITY).log()
+        logits = logits[0] if len(views) == 1 else log_probabilities(mean)
+        taught = len(views) == 1 or getattr(self.mixing, "teaches", True)
+        lesson = None if taught else _weighted(pooled.weights, probs)
         # Features are pooled with the base weights: mixing is about the answer, not about what features say.
-        return Prediction(mean, logits, _weighted(pooled.weights, features), report)
+        return Prediction(mean, logits, _weighted(pooled.weights, features), report, lesson=lesson)
 
     def _through(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """All views through the classifier: at once, or chunk by chunk."""
