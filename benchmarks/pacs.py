@@ -27,6 +27,8 @@ PLANS = (
     "main", "pooling", "views", "max-operators", "alpha-mode", "alpha-signal", "attack-rate", "stability", "epsilon",
     "autoattack", "eot", "released",
 )  # fmt: skip
+Found = tuple[Any, Any]  # a cell of a plan, and the row of its run
+ENOUGH = 0.4
 FULL = 5000  # training steps, as in the paper: of one target, to see what fewer cost
 IMAGES = {"alpha-signal": 512, "autoattack": 512, "eot": 128}  # of a stream, where all would take too long
 
@@ -43,7 +45,7 @@ def tasks(o: argparse.Namespace) -> None:
     place = Place(Path("unused"), o.data, weights=o.weights)
     found = {}
     for name in o.plans:
-        study = prepare(name, place, seeds=o.seeds, targets=o.targets, **settings(name))
+        study = prepare(name, place, seeds=o.seeds, targets=o.targets, **settings(name, steps=o.steps))
         found |= {task.name: task for task in study.tasks}
     write_tasks(o.out, list(found.values()))  # plan by plan: what is cut off is the end of the last
     print(f"{sum(task.kind == 'run' for task in found.values())} runs, {len(found)} tasks")
@@ -104,7 +106,9 @@ def section(name: str, place: Place, kept: Sequence[dict[str, Any]], seeds: int)
     study = Study(name, plan, "pacs", cells, made, runs, whole=name not in IMAGES)
     found, problems = study.found(place)
     assert not problems, problems
-    found, seeds_of = furthest(begun(cells, found))
+    main = set() if name == "main" else {run for run, _ in main_runs(kept)}
+    found, seeds_of = furthest(begun(cells, runs, found, main))
+    found = filled_rows(cells, found)
     if not found:
         return ""
     study = dataclasses.replace(study, plan=without_empty_rows(plan, found))
@@ -114,17 +118,25 @@ def section(name: str, place: Place, kept: Sequence[dict[str, Any]], seeds: int)
     return f"{text}\nSeeds: {seeds_of}.{images} {count} runs.{to_do(cells, found)}\n"
 
 
-def begun(cells: Sequence[Any], found: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-    """Without the tables and targets of which less than two fifths is done: what other studies share with them would
-    stand there alone."""
-    rows = {(cell.grid, cell.row.label) for cell, _ in found}
-    planned_of = Counter((c.grid, c.target, c.seed) for c in cells if (c.grid, c.row.label) in rows)
-    done = Counter((c.grid, c.target, c.seed) for c, _ in found)
-    far = {place[:2] for place, count in done.items() if count >= 0.4 * planned_of[place]}
-    return [(cell, row) for cell, row in found if (cell.grid, cell.target) in far]
+def begun(cells: Sequence[Any], names: Sequence[str], found: Sequence[Found], main: set[str]) -> list[Found]:
+    """Without the tables and targets of whose own runs, which the main table does not have, less than two fifths are
+    done: what they share with it would stand there alone."""
+    own = [cell for cell, name in zip(cells, names, strict=True) if name not in main]
+    wanted = Counter((cell.grid, cell.target, cell.seed) for cell in own)
+    done = Counter((cell.grid, cell.target, cell.seed) for cell, row in found if row["run"] not in main)
+    far = {place[:2] for place, count in wanted.items() if done[place] >= ENOUGH * count}
+    return [(cell, row) for cell, row in found if (cell.grid, cell.target) in far or not own]
 
 
-def without_empty_rows(plan: Any, found: Sequence[tuple[Any, Any]]) -> Any:
+def filled_rows(cells: Sequence[Any], found: Sequence[Found]) -> list[Found]:
+    """Without the rows of a table that have next to nothing in them."""
+    seen = {(cell.grid, cell.target, cell.seed) for cell, _ in found}
+    wanted = Counter((c.grid, c.row.label) for c in cells if (c.grid, c.target, c.seed) in seen)
+    done = Counter((c.grid, c.row.label) for c, _ in found)
+    return [(c, row) for c, row in found if done[c.grid, c.row.label] >= ENOUGH * wanted[c.grid, c.row.label]]
+
+
+def without_empty_rows(plan: Any, found: Sequence[Found]) -> Any:
     rows = {(cell.grid, cell.row.label) for cell, _ in found}
     grids = [
         grid.model_copy(update={"rows": tuple(row for row in grid.rows if (number, row.label) in rows)})
@@ -133,14 +145,14 @@ def without_empty_rows(plan: Any, found: Sequence[tuple[Any, Any]]) -> Any:
     return plan.model_copy(update={"grids": tuple(grids)})
 
 
-def to_do(cells: Sequence[Any], found: Sequence[tuple[Any, Any]]) -> str:
+def to_do(cells: Sequence[Any], found: Sequence[Found]) -> str:
     """The rows and targets of which nothing is shown."""
     seen = {name for cell, _ in found for name in (cell.row.label, cell.target)}
     missing = dict.fromkeys(name for cell in cells for name in (cell.row.label, cell.target) if name not in seen)
     return f" Still to be measured: {', '.join(missing)}." if missing else ""
 
 
-def furthest(found: Sequence[tuple[Any, Any]]) -> tuple[list[tuple[Any, Any]], str]:
+def furthest(found: Sequence[Found]) -> tuple[list[Found], str]:
     """Of every table and target the seeds that are done as far as any, and which these are: means over other seeds in
     one row than in the next would not compare."""
     done: dict[tuple[int, str], dict[int, int]] = {}
@@ -161,7 +173,7 @@ def schedules(kept: Sequence[dict[str, Any]]) -> str:
     for steps in (SETTINGS["steps"], FULL):
         cells, names, _, _ = planned("main", kept, 1, steps=steps)
         for cell, name in zip(cells, names, strict=True):
-            if cell.target == "art_painting" and name in found:
+            if cell.target == "art_painting" and cell.row.source == "erm" and name in found:
                 table.setdefault(cell.row.label, {})[cell.attack_rate, steps] = found[name]
     wanted = [(rate, steps) for rate in (0, 50, 100) for steps in (SETTINGS["steps"], FULL)]
     lines = [
@@ -244,6 +256,7 @@ def main() -> None:
     planner.add_argument("--weights", required=True)
     planner.add_argument("--seeds", type=int, default=3)
     planner.add_argument("--targets", nargs="*", default=())
+    planner.add_argument("--steps", type=int, default=SETTINGS["steps"], help=f"{FULL}: as in the paper")
     planner.add_argument("--out", type=Path, required=True)
     restorer = commands.add_parser("restore")
     restorer.add_argument("rows", type=Path)

@@ -304,6 +304,8 @@ def test_under_a_gate_that_does_not_teach_a_method_learns_as_under_safer(method)
     learnt(pooled, stream)
     for images in stream:
         answer = gated(images)
+        assert answer.lesson is None
+        assert answer.answer is None
         if gated.by_predictor:
             shown = (answer.report.weights.unsqueeze(-1) * answer.report.view_probs).sum(dim=0)
             torch.testing.assert_close(answer.probs, shown)

@@ -17,6 +17,7 @@ from tests.conftest import batches, needs_cuda, same, small_net
 
 REPEATING = sorted(name for name, method in METHODS.items() if method.repeats)
 SAFER = {"views": 2}
+ANSWERING = {"views": 3, "mixing": {"name": "gate", "teaches": False}}  # what is answered is not what is learnt
 
 
 def fused(name: str, safer: object = SAFER, **options: object) -> Method:
@@ -46,7 +47,7 @@ def test_who_repeats():
 
 
 @pytest.mark.parametrize("name", REPEATING)
-@pytest.mark.parametrize("safer", [False, SAFER])
+@pytest.mark.parametrize("safer", [False, SAFER, ANSWERING])
 def test_the_same_answers_and_the_same_state(name, safer):
     """What an unattended step does is what a watched one does. In double precision: a bias before a batch norm has no
     gradient but rounding errors, of which Adam makes full steps."""
@@ -71,6 +72,19 @@ def test_an_unhealthy_batch_teaches_nothing_and_is_counted(name, caplog):
     assert method.refused["losses"] == 1
     assert "1 batch" in caplog.text
     assert torch.isfinite(unattended(method, good[1]).probs).all()
+    assert method.refused["losses"] == 1
+
+
+@pytest.mark.parametrize("name", REPEATING)
+def test_gradients_that_are_not_finite_teach_nothing_though_the_loss_is(name):
+    method, (first, second) = fused(name), batches(2)
+    unattended(method, first)
+    before = method.state_dict()
+    parameter = method.optimizer.param_groups[0]["params"][0]
+    hook = parameter.register_hook(lambda gradient: gradient * float("inf"))
+    assert torch.isfinite(unattended(method, second).probs).all()
+    hook.remove()
+    assert same(method.state_dict(), before)
     assert method.refused["losses"] == 1
 
 
@@ -140,7 +154,7 @@ def many(count: int) -> list[torch.Tensor]:
 
 @needs_cuda
 @pytest.mark.parametrize("name", REPEATING)
-@pytest.mark.parametrize("safer", [False, SAFER])
+@pytest.mark.parametrize("safer", [False, SAFER, ANSWERING])
 @pytest.mark.parametrize("compile", [False, True])
 def test_cuda_learns_as_the_cpu_does(name, safer, compile):
     """Without noise, whose generators differ from device to device."""

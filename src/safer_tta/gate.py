@@ -32,16 +32,24 @@ class Gate:
     alpha_clean: weight of an original that is surely clean.
     cost: how much worse it is to trust an attacked original than to do without a clean one.
     teaches: whether methods learn from the gate's answer. If not, they learn from SAFER's own pooling as if there were
-        no gate: an attacked original that it lets through is answered with, but not learnt from.
+        no gate: an attacked original that it lets through is answered with, but not learnt from. A method that answers
+        from what it has learnt alone, as T3A does, then answers as without the gate.
+    equal: whether the augmented views share the rest equally. If not, as the pooling rule weighs them; cc_drop leaves
+        out the least reliable, on a clean batch one of the augmented, though the gate sees to the original.
     """
 
     alpha_clean: float = 0.6
     cost: float = 5.0
-    teaches: bool = field(default=True, metadata={"unnamed": True})  # as in rows from before there was a choice
+    # Unnamed: as in rows from before there was a choice.
+    teaches: bool = field(default=True, metadata={"unnamed": True})
+    equal: bool = field(default=False, metadata={"unnamed": False})
 
     def __post_init__(self) -> None:
         if not 0 <= self.alpha_clean <= 1:
             raise ValueError(f"alpha_clean is {self.alpha_clean}; expected a weight between 0 and 1")
+        for name in ("teaches", "equal"):
+            if not isinstance(getattr(self, name), bool):
+                raise TypeError(f"{name} is {getattr(self, name)!r}; expected true or false")
         if not self.cost > 0:
             raise ValueError(f"cost is {self.cost}; expected a positive number")
 
@@ -60,7 +68,8 @@ class Gate:
             )
         odds = log_odds(features)
         alpha = self.alpha_clean * torch.sigmoid(-odds - math.log(self.cost))
-        return with_original(alpha.to(base_weights.dtype), base_weights), torch.sigmoid(odds)
+        shares = torch.ones_like(base_weights) if self.equal else base_weights
+        return with_original(alpha.to(base_weights.dtype), shares), torch.sigmoid(odds)
 
 
 def log_odds(features: Tensor) -> Tensor:

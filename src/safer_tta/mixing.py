@@ -19,6 +19,7 @@ from .gate import Gate
 from .options import check
 from .pooling import entropy, with_original
 
+_ALWAYS = object()  # equal to no setting
 FLOOR = 1e-8  # probabilities are floored here before their logarithm is compared
 
 
@@ -165,12 +166,11 @@ def settings(mixing: Mixer | None) -> dict[str, Any] | None:
         return None
     if type(mixing) is Mixing:
         return dataclasses.asdict(mixing)
-    fields: tuple[dataclasses.Field[Any], ...] = dataclasses.fields(mixing) if dataclasses.is_dataclass(mixing) else ()
-    options = {field.name: getattr(mixing, field.name) for field in fields if not _unnamed(field, mixing)}
+    options: dict[str, Any] = dataclasses.asdict(mixing) if dataclasses.is_dataclass(mixing) else {}
+    # Some have a value that stands for older rows, from before there was a choice: it is left out.
+    unnamed = {
+        name: f.metadata.get("unnamed", _ALWAYS) for name, f in getattr(mixing, "__dataclass_fields__", {}).items()
+    }
+    options = {name: value for name, value in options.items() if value != unnamed[name]}
     known = next((name for name, made in MIXINGS.items() if made is type(mixing)), type(mixing).__qualname__)
     return {"name": known, **options}
-
-
-def _unnamed(field: dataclasses.Field[Any], mixing: object) -> bool:
-    """Whether a setting has the value that older rows, made before there was a choice, stand for."""
-    return "unnamed" in field.metadata and bool(field.metadata["unnamed"] == getattr(mixing, field.name))

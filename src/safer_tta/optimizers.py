@@ -56,8 +56,13 @@ def load(optimizer: Optimizer, tensors: Mapping[str, Tensor]) -> bool:
 
 def finite_gradients(optimizer: Optimizer) -> bool:
     """Whether every gradient that a step would use is; one wait for the device, however many there are."""
+    return bool(torch.isfinite(largest_gradient(optimizer)))
+
+
+def largest_gradient(optimizer: Optimizer) -> Tensor:
+    """Of all that a step would use, by size; on the device, where nobody waits for it."""
     gradients = [parameter.grad for parameter in _parameters(optimizer) if parameter.grad is not None]
-    return not gradients or bool(torch.isfinite(get_total_norm(gradients, norm_type=math.inf)))
+    return get_total_norm(gradients, norm_type=math.inf) if gradients else torch.zeros(())
 
 
 def _parameters(optimizer: Optimizer) -> list[Tensor]:

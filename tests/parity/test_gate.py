@@ -200,12 +200,21 @@ def test_settings_make_it_again():
     assert mixing.create("gate") == Gate()
 
 
-def test_whether_it_teaches_is_named_where_it_does_not():
+@pytest.mark.parametrize("chosen", [{}, {"teaches": False}, {"equal": True}, {"teaches": False, "equal": True}])
+def test_choices_are_named_where_they_are_not_those_of_older_rows(chosen):
     """Rows from before there was a choice keep their names."""
-    assert mixing.settings(mixing.create("gate")) == {"name": "gate", "alpha_clean": 0.6, "cost": 5.0}
-    answering = mixing.create({"name": "gate", "teaches": False})
-    assert mixing.settings(answering) == {"name": "gate", "alpha_clean": 0.6, "cost": 5.0, "teaches": False}
-    assert mixing.create(mixing.settings(answering)) == answering
+    gate = mixing.create({"name": "gate", **chosen})
+    assert mixing.settings(gate) == {"name": "gate", "alpha_clean": 0.6, "cost": 5.0, **chosen}
+    assert mixing.create(mixing.settings(gate)) == gate
+
+
+@pytest.mark.parametrize("pool", ["cc_drop", "top1", "mean"])
+def test_augmented_views_share_equally_whatever_the_pooling(pool, images):
+    predictor = Safer(zoo.create("small", num_classes=7).eval(), pool=pool, mixing=Gate(equal=True), seed=0)
+    report = predictor(images).report
+    original, augmented = report.weights[0], report.weights[1:]
+    torch.testing.assert_close(augmented, ((1 - original) / 4).expand_as(augmented))
+    torch.testing.assert_close(original, 0.6 / (1 + 5 * report.signal / (1 - report.signal)))
 
 
 def test_the_lesson_is_pooled_without_the_gate(images):

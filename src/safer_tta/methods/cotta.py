@@ -72,16 +72,10 @@ class CoTTA(Method):
             return plain
         generator = draw.generator()
         versions = [self.teacher(strong(images, generator), draw.draw) for _ in range(self.versions)]
-        logits, lesson = (_mean_logits(seen) for seen in (versions, [version.taught() for version in versions]))
+        lesson = None if plain.lesson is None else _mean_logits([v.taught() for v in versions]).softmax(dim=1)
         # The views that the report could show are those of the plain images, which the answer is no longer made of.
         report = dataclasses.replace(plain.report, view_probs=None)
-        return dataclasses.replace(
-            plain,
-            logits=logits,
-            probs=logits.softmax(dim=1),
-            lesson=None if plain.lesson is None else lesson.softmax(dim=1),
-            report=report,
-        )
+        return dataclasses.replace(plain.saying(_mean_logits(versions), lesson=lesson), report=report)
 
     def commit(self, images: Tensor, prediction: Prediction) -> None:
         follow(self.teacher, self.predictor, self.keep)

@@ -38,9 +38,7 @@ class T3A(Method):
         memory = supports.extended(self.state.memory, prediction, self.keep)
         prototypes = F.normalize(supports.prototypes(memory, self.classifier.num_classes), dim=1)
         logits = prediction.features @ prototypes.T
-        return dataclasses.replace(
-            prediction, logits=logits, probs=logits.softmax(dim=1), kept=memory, answer=None
-        ), None
+        return dataclasses.replace(prediction.saying(logits), kept=memory), None
 
     def commit(self, images: Tensor, prediction: Prediction) -> None:
         self.state.memory.update(prediction.kept)

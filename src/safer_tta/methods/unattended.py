@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from ..optimizers import largest_gradient
 from ..predictors import Draw, Prediction
 
 if TYPE_CHECKING:
@@ -77,7 +78,11 @@ class Unattended:
             self.flags.clear()
             if count:
                 method._refused["losses"] += count
-                log.warning("%s: %d batch(es) gave no finite loss; answered but not learnt from", method.name, count)
+                log.warning(
+                    "%s: %d batch(es) gave no finite loss or gradients; answered but not learnt from",
+                    method.name,
+                    count,
+                )
 
     def _captured(self, method: Method, images: Tensor, draw: Draw) -> Captured | None:
         """The graph for batches like this one, made when it is due."""
@@ -93,13 +98,13 @@ class Unattended:
 
 
 def _step(method: Method, images: Tensor, draw: Draw) -> tuple[Prediction, Tensor]:
-    """Predict and learn without a look at the result; (prediction, whether the loss was not finite)."""
+    """Predict and learn without a look at the result; (prediction, whether loss or gradients were not finite)."""
     assert method.optimizer is not None
     before = method.state.hold_statistics()
     prediction, loss = method.forward(images, draw)
     assert loss is not None
-    unhealthy = ~torch.isfinite(loss.detach())
     loss.backward()  # type: ignore[no-untyped-call]
+    unhealthy = ~torch.isfinite(loss.detach()) | ~torch.isfinite(largest_gradient(method.optimizer))
     skipping_step(method.optimizer, unhealthy)
     with torch.no_grad():
         for name, buffer in method.state.statistics().items():

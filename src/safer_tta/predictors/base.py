@@ -51,7 +51,7 @@ class Report:
 class Prediction:
     """probs (B,K), logits (B,K), features (B,d), and a report on how they came about.
 
-    lesson (B,K): the probabilities a method should learn from, where they are not those it answers with
+    lesson (B,K): probabilities to learn from, where they are not those to answer with; None in what a method returns
     """
 
     probs: Tensor
@@ -78,8 +78,12 @@ class Prediction:
     def answered(self) -> Prediction:
         """As a user sees it: the answer where the lesson stood."""
         if self.answer is None:
-            return self
+            return dataclasses.replace(self, lesson=None)
         return dataclasses.replace(self, probs=self.answer, logits=log_probabilities(self.answer), answer=None)
+
+    def saying(self, logits: Tensor, *, lesson: Tensor | None = None) -> Prediction:
+        """With an answer of a method's own making in the place of the predictor's."""
+        return dataclasses.replace(self, logits=logits, probs=logits.softmax(dim=1), lesson=lesson, answer=None)
 
     def detach(self) -> Prediction:
         """The same numbers without the graph that made them."""

@@ -100,8 +100,8 @@ class Safer(Predictor):
         )
         mean = _weighted(weights, probs)
         logits = logits[0] if len(views) == 1 else log_probabilities(mean)
-        taught = len(views) == 1 or getattr(self.mixing, "teaches", True)
-        lesson = None if taught else _weighted(pooled.weights, probs)
+        teaches = len(views) == 1 or getattr(self.mixing, "teaches", True)
+        lesson = None if teaches else _weighted(pooled.weights, probs)
         # Features are pooled with the base weights: mixing is about the answer, not about what features say.
         return Prediction(mean, logits, _weighted(pooled.weights, features), report, lesson=lesson)
 
