@@ -143,6 +143,20 @@ def main_figures(pacs, rows):
     return figures
 
 
+def test_both_schedules_stand_side_by_side_where_both_are_measured():
+    pacs, results = benchmark("pacs"), ROOT / "docs" / "results"
+    rows = [json.loads(line) for line in (results / "pacs.jsonl").read_text().splitlines()]
+    cells, names, _, _ = pacs.planned("main", rows, 1, steps=pacs.FULL)
+    longer = [
+        {"run": name, "accuracy": 12.3}
+        for cell, name in zip(cells, names, strict=True)
+        if cell.row.label in ("Tent", "RobustERM")
+    ]
+    table = pacs.schedules([*rows, *longer]).splitlines()
+    assert table[2].startswith("| accuracy, % | 0 %, 1500 steps | 0 %, 5000 steps | 50 %, 1500 steps |")
+    assert table[4:] == ["| Tent | 85.3 | 12.3 | 50.7 | 12.3 | 23.4 | 12.3 |"]  # Robust ERM has a schedule of its own
+
+
 def test_models_trained_again_from_nothing_answer_the_same_on_pacs():
     """The page says so: the same source models by their hashes, the same streams, the same figures to the last bit."""
     first, again = (
