@@ -5,18 +5,20 @@ python benchmarks/pacs.py restore docs/results/pacs.jsonl STORE          # there
 safer bench tasks carry/tasks.json --data PACS --weights W --store STORE --device cuda --workers 4      # there
 python benchmarks/pacs.py rows STORE docs/results/pacs.jsonl docs/results/pacs-attacks.jsonl   # here: what came back
 python benchmarks/pacs.py page docs/results/pacs.jsonl docs/results/pacs-attacks.jsonl   # without data and GPU
+python benchmarks/pacs.py figures docs/results/pacs.jsonl docs/results
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import statistics
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -81,13 +83,19 @@ def lines(path: Path) -> list[str]:
 def page(path: Path, attacks: Path, seeds: int = 3) -> str:
     """Tables beside the paper's, from the rows alone."""
     kept = [json.loads(line) for line in lines(path)]
-    with tempfile.TemporaryDirectory() as folder:
-        place = Place(Path(folder))
-        place.results.folder.mkdir(parents=True)
-        restore(argparse.Namespace(rows=path, store=place.store))
-        parts = [section(name, place, kept, seeds) for name in PLANS] + [schedules(kept)]
+    with restored(path) as place:
+        parts = [section(name, place, kept, seeds) for name in PLANS if kept] + [schedules(kept)]
     parts += [fooled([json.loads(line) for line in lines(attacks)]), cost(kept)]
     return "\n".join(part for part in parts if part)
+
+
+@contextlib.contextmanager
+def restored(path: Path) -> Iterator[Place]:
+    """A store with the rows of a file."""
+    with tempfile.TemporaryDirectory() as folder:
+        place = Place(Path(folder))
+        restore(argparse.Namespace(rows=path, store=place.store))
+        yield place
 
 
 def main_runs(kept: Sequence[dict[str, Any]]) -> list[tuple[str, Any]]:
@@ -97,11 +105,24 @@ def main_runs(kept: Sequence[dict[str, Any]]) -> list[tuple[str, Any]]:
 
 
 def section(name: str, place: Place, kept: Sequence[dict[str, Any]], seeds: int) -> str:
-    """A plan's tables, or nothing where none of its runs is done."""
-    from safer_tta.bench.publish import Study, markdown
+    """A plan's tables, or nothing where too few of its runs are done."""
+    from safer_tta.bench.publish import markdown
 
-    if not kept:
+    shown = shown_of(name, place, kept, seeds)
+    if shown is None:
         return ""
+    study, found, note = shown
+    text, mark, beside = deeper(markdown(study, study.tabulated(found))).partition("### Beside")
+    pictures = [f"![{study.plan.title}]({file})" for file in drawn(study, found)]
+    return "\n\n".join([text.rstrip(), *pictures, note, f"{mark}{beside}".rstrip()]).rstrip() + "\n"
+
+
+def shown_of(
+    name: str, place: Place, kept: Sequence[dict[str, Any]], seeds: int
+) -> tuple[Any, list[Found], str] | None:
+    """(the study with what of it is shown, its runs, a line on what these are)."""
+    from safer_tta.bench.publish import Study
+
     cells, runs, made, plan = planned(name, kept, seeds)
     study = Study(name, plan, "pacs", cells, made, runs, whole=name not in IMAGES)
     found, problems = study.found(place)
@@ -110,12 +131,38 @@ def section(name: str, place: Place, kept: Sequence[dict[str, Any]], seeds: int)
     found, seeds_of = furthest(begun(cells, runs, found, main))
     found = filled_rows(cells, found)
     if not found:
-        return ""
-    study = dataclasses.replace(study, plan=without_empty_rows(plan, found))
+        return None
     images = f" The first {IMAGES[name]} images of each stream." if name in IMAGES else ""
-    text = markdown(study, study.tabulated(found)).replace("\n# ", "\n## ")
     count = len({row["run"] for _, row in found})
-    return f"{text}\nSeeds: {seeds_of}.{images} {count} runs.{to_do(cells, found)}\n"
+    note = f"Seeds: {seeds_of}.{images} {count} runs.{to_do(cells, found)}"
+    return dataclasses.replace(study, plan=without_empty_rows(plan, found)), found, note
+
+
+def drawn(study: Any, found: Sequence[Found]) -> dict[str, str]:
+    """{file: SVG} of a study's figures."""
+    from safer_tta.bench.drawings import drawing
+
+    made = {
+        f"pacs-{study.name}-{number}.svg": drawing(study.plan, number, found, table)
+        for number, table in enumerate(study.tabulated(found))
+    }
+    return {file: figure.svg for file, figure in made.items() if figure is not None}
+
+
+def figures(path: Path, seeds: int = 3) -> dict[str, str]:
+    """{file: SVG} of every figure of the page."""
+    kept = [json.loads(line) for line in lines(path)]
+    with restored(path) as place:
+        studies = [shown_of(name, place, kept, seeds) for name in PLANS]
+    return {file: svg for shown in studies if shown for file, svg in drawn(shown[0], shown[1]).items()}
+
+
+def deeper(text: str) -> str:
+    """Headings one level down, for a page with a heading of its own; a table that is called as its plan needs none."""
+    title = text.partition("\n")[0].removeprefix("# ")
+    alone = f"\n## {title}\n" in text
+    text = text.replace(f"\n## {title}\n\n", "\n")
+    return "\n".join(f"#{line}" if line.startswith("# " if alone else "#") else line for line in text.splitlines())
 
 
 def begun(cells: Sequence[Any], names: Sequence[str], found: Sequence[Found], main: set[str]) -> list[Found]:
@@ -177,7 +224,7 @@ def schedules(kept: Sequence[dict[str, Any]]) -> str:
                 table.setdefault(cell.row.label, {})[cell.attack_rate, steps] = found[name]
     wanted = [(rate, steps) for rate in (0, 50, 100) for steps in (SETTINGS["steps"], FULL)]
     lines = [
-        "# The full schedule (Art Painting, seed 0)",
+        "## The full schedule (Art Painting, seed 0)",
         "",
         "| accuracy, % | " + " | ".join(f"{rate} %, {steps} steps" for rate, steps in wanted) + " |",
         "|---" * (1 + len(wanted)) + "|",
@@ -213,7 +260,7 @@ def _absent(name: str) -> Any:
 def fooled(attacks: Sequence[dict[str, Any]]) -> str:
     """What the attacker's own models make of the images, before and after."""
     table = [
-        "# The attacker's own models",
+        "## The attacker's own models",
         "",
         "| target | attack | budget, 255ths | seed | images | accuracy, clean | attacked |",
         "|---|---|---|---|---|---|---|",
@@ -231,7 +278,7 @@ def cost(kept: Sequence[dict[str, Any]]) -> str:
     of one image says nothing of those."""
     kept = [row for row in kept if row["batch"] == 64]
     table = [
-        "# Cost of a run",
+        "## Cost of a run",
         "",
         "Batches of 64. With other runs beside it on the same GPU; times alone are in docs/performance.md.",
         "",
@@ -268,9 +315,15 @@ def main() -> None:
     pager = commands.add_parser("page")
     pager.add_argument("rows", type=Path)
     pager.add_argument("attacks", type=Path)
+    drawer = commands.add_parser("figures")
+    drawer.add_argument("rows", type=Path)
+    drawer.add_argument("folder", type=Path)
     o = parser.parse_args()
     if o.command == "page":
         sys.stdout.write(page(o.rows, o.attacks))
+    elif o.command == "figures":
+        for file, svg in figures(o.rows).items():
+            (o.folder / file).write_text(svg)
     else:
         {"tasks": tasks, "restore": restore, "rows": rows}[o.command](o)
 

@@ -26,7 +26,6 @@ LR = 0.03  # far above the usual rate: the stream is short
 @methods.register("balanced")
 class Balanced(methods.Method):
     updates = "norm"  # which parameters learn; the optimiser is made for them
-    cost = "1 forward, 1 backward"
 
     def __init__(self, predictor: safer_tta.Predictor, *, lr: float = 1e-3, momentum: float = 0.5) -> None:
         if not 0 <= momentum < 1:

@@ -118,6 +118,11 @@ def test_the_pacs_page_is_built_from_its_rows():
     assert len({row["run"] for row in rows}) == len(rows)
     assert all(row["device"] == "NVIDIA H200" and row["precision"] == "bfloat16" for row in rows)
     assert pacs.page(results / "pacs.jsonl", results / "pacs-attacks.jsonl") in (results / "pacs.md").read_text()
+    drawn = pacs.figures(results / "pacs.jsonl")
+    assert {file.name for file in results.glob("pacs-*.svg")} == set(drawn)
+    for file, svg in drawn.items():
+        assert (results / file).read_text() == svg
+        assert f"]({file})" in (results / "pacs.md").read_text()
     attacks = [json.loads(line) for line in (results / "pacs-attacks.jsonl").read_text().splitlines()]
     full = [fact for fact in attacks if round(255 * fact["definition"]["threat"]["eps"]) == 8]
     assert {(f["definition"]["surrogate"]["surrogate"], f["definition"]["seed"]) for f in full} == {
@@ -175,7 +180,7 @@ def test_excerpts_of_pacs_are_not_put_beside_the_papers(name, beside, tmp_path):
     pacs, place = benchmark("pacs"), Place(tmp_path)
     kept = [json.loads((ROOT / "docs/results/pacs.jsonl").read_text().partition("\n")[0])]
     for run in set(pacs.planned(name, kept, seeds=1)[1]):
-        place.results.write({"run": run, "accuracy": 50.0})
+        place.results.write({"run": run, "accuracy": 50.0, "ms_per_step": 1.0})
     page = pacs.section(name, place, kept, seeds=1)
     assert "50.0" in page
     assert ("Beside the paper" in page) == beside

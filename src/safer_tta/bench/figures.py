@@ -58,7 +58,7 @@ def lines(
         handles = tuple(a + b for a, b in zip(handles, right.get_legend_handles_labels(), strict=True))
     axes.grid(alpha=0.3)
     outside = {"loc": "upper left", "bbox_to_anchor": (1.12 if second else 1.0, 1.0)}
-    axes.legend(*handles, fontsize=8, frameon=False, **(outside if len(handles[0]) > 6 else {"loc": "best"}))
+    axes.legend(*handles, fontsize=8, frameon=False, **(outside if len(handles[0]) > 3 else {"loc": "best"}))
     _bare(axes)
     return _drawn(plt, figure)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import re
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +14,7 @@ from ..attacks import ATTACKS
 from ..data import Dataset
 from ..data.store import digest
 from ..methods.registry import settings
-from ..models import zoo
+from ..models import Classifier, zoo
 from ..models.classifier import check_precision
 from ..training import Recipe, full_threat, robust, source_recipe, surrogate_recipe
 from .plan import Attack, Cell, PlanError, Row
@@ -88,13 +88,20 @@ def check(cells: Sequence[Cell]) -> None:
     for row in {digest(cell.row.model_dump()): cell.row for cell in cells}.values():
         name, _ = split_name(row.method)
         try:
-            methods.create(name, _predictor(row), **row.options)
+            methods.create(name, _predictor(row, _tiny()), **row.options)
         except (TypeError, ValueError) as error:
             raise PlanError(f"row {row.label!r}: {error}") from error
 
 
-def _predictor(row: Row) -> predictors.Predictor:
-    return predictors.create(row.predictor, zoo.create("small", num_classes=7), seed=0, **row.predictor_options)
+def _tiny() -> Classifier:
+    return Classifier(zoo.create("small", num_classes=7))
+
+
+_looked_at = functools.cache(_tiny)  # one is enough where nothing is learnt
+
+
+def _predictor(row: Row, classifier: Classifier) -> predictors.Predictor:
+    return predictors.create(row.predictor, classifier, seed=0, **row.predictor_options)
 
 
 def _resolved(row: Row) -> dict[str, Any]:
@@ -103,7 +110,7 @@ def _resolved(row: Row) -> dict[str, Any]:
         "method": row.method,
         "options": settings(split_name(row.method)[0], row.options),
         "predictor": row.predictor,
-        "predictor_options": _predictor(row).settings,
+        "predictor_options": _predictor(row, _looked_at()).settings,
     }
 
 
@@ -190,16 +197,10 @@ class _Builder:
 
     def _run_passes(self, row: Row, images: int) -> float:
         views = 1 + row.predictor_options.get("views", 4) if row.predictor.startswith("safer") else 1
-        passes = _passes(methods.METHODS[split_name(row.method)[0]].cost) * views
+        passes = methods.METHODS[split_name(row.method)[0]].cost.passes * views
         if row.attack.name == "eot" and self.cell.attack_rate > 0:
             passes += 3 * views * row.attack.draws * (row.attack.steps or self.size.eot_steps)
         return images * passes
-
-
-def _passes(cost: str) -> float:
-    """Forward passes that a method's cost stands for, a backward one counting two: rough, for estimates only."""
-    forward, _, backward = cost.replace("copies", "32").partition("forward")
-    return sum(map(int, re.findall(r"\d+", forward))) + 2 * sum(map(int, re.findall(r"\d+", backward)))
 
 
 def _threat(attack: Attack, steps: int) -> dict[str, Any]:

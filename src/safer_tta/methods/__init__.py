@@ -2,8 +2,9 @@
 
 from ..rooms import import_all
 from .base import Method
+from .cost import Cost
 from .registry import METHODS, create, describe, register
 
 import_all(__name__, __path__)
 
-__all__ = ["METHODS", "Method", "create", "describe", "register"]
+__all__ = ["METHODS", "Cost", "Method", "create", "describe", "register"]

@@ -16,6 +16,7 @@ from ..models.classifier import Updates
 from ..optimizers import finite_gradients
 from ..predictors import Prediction, Predictor
 from . import ahead
+from .cost import Cost
 from .state import Snapshot, State
 from .stateful import Stateful, alone
 from .unattended import Unattended
@@ -50,7 +51,7 @@ class Method(Stateful):
 
     name: ClassVar[str]
     updates: ClassVar[Updates] = "none"
-    cost: ClassVar[str]  # passes of the batch through a model, for those who choose
+    cost: ClassVar[Cost] = Cost(1, 1)
     by_predictor: ClassVar[bool] = True
     repeats: ClassVar[bool] = False
 

@@ -12,13 +12,14 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ..models.norm import use_train_mode
 from ..predictors import Draw, Prediction, Predictor
 from .base import Method
+from .cost import Cost
 from .registry import register
 
 
 @register("bn")
 class BatchStatistics(Method):
     updates = "none"
-    cost = "1 forward, 0 backward"
+    cost = Cost(1, 0)
 
     def __init__(self, predictor: Predictor) -> None:
         super().__init__(predictor)

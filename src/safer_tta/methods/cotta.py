@@ -22,6 +22,7 @@ from ..predictors import Prediction, Predictor
 from ..seeds import drawn
 from .base import Method
 from .checks import count, not_negative, share
+from .cost import Cost
 from .losses import cross_entropy
 from .own_views import Seeded, seeded, strong
 from .registry import register
@@ -31,7 +32,7 @@ from .teacher import follow, make_teacher
 @register("cotta")
 class CoTTA(Method):
     updates = "all"
-    cost = "3 to 34 forward, 1 backward"
+    cost = Cost(19, 1, "3 to 34 forward, 1 backward")
     by_predictor = False
 
     def __init__(

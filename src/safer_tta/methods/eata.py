@@ -21,6 +21,7 @@ from ..models.norm import use_batch_statistics
 from ..predictors import Prediction, Predictor
 from .base import Method
 from .checks import not_negative, positive, share
+from .cost import Cost
 from .losses import entropy
 from .registry import register
 from .stateful import alone
@@ -29,7 +30,7 @@ from .stateful import alone
 @register("eata")
 class EATA(Method):
     updates = "norm"
-    cost = "1 forward, 1 backward"
+    cost = Cost(1, 1)
 
     def __init__(
         self,

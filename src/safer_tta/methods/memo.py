@@ -19,6 +19,7 @@ from torch import Tensor
 from ..predictors import Prediction, Predictor, Report
 from .base import Method
 from .checks import count, positive
+from .cost import Cost
 from .losses import marginal_entropy
 from .own_views import Seeded, augmix, seeded
 from .registry import register
@@ -27,7 +28,7 @@ from .registry import register
 @register("memo")
 class MEMO(Method):
     updates = "none"  # nothing stays
-    cost = "2 x copies + 1 forward, copies backward"
+    cost = Cost(65, 32, "2 x copies + 1 forward, copies backward")
     by_predictor = False
 
     def __init__(self, predictor: Predictor, *, lr: float = 2.5e-4, copies: int = 32) -> None:

@@ -6,13 +6,14 @@ from torch import Tensor
 
 from ..predictors import Draw, Prediction, Predictor
 from .base import Method
+from .cost import Cost
 from .registry import register
 
 
 @register("none")
 class NoAdaptation(Method):
     updates = "none"
-    cost = "1 forward, 0 backward"
+    cost = Cost(1, 0)
 
     def __init__(self, predictor: Predictor) -> None:
         super().__init__(predictor)

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from ..models.norm import successor, use_train_mode
 from ..predictors import Prediction, Predictor
 from .checks import count, share
+from .cost import Cost
 from .image_memory import ImageMemory, RememberingMethod
 from .losses import entropy
 from .registry import register
@@ -66,7 +67,7 @@ def _beyond(difference: Tensor, band: Tensor) -> Tensor:
 @register("note")
 class NOTE(RememberingMethod):
     updates = "norm"
-    cost = "1 + 1 of the memory forward, 1 backward"
+    cost = Cost(2, 1, "1 + 1 of the memory forward, 1 backward")
 
     def __init__(
         self, predictor: Predictor, *, lr: float = 1e-4, capacity: int = 64, every: int = 64, momentum: float = 0.01

@@ -13,13 +13,14 @@ from torch import Tensor
 from ..models.norm import use_train_mode
 from ..predictors import Draw, Prediction, Predictor
 from .base import Method
+from .cost import Cost
 from .registry import register
 
 
 @register("pl")
 class PseudoLabel(Method):
     updates = "all"
-    cost = "1 forward, 1 backward"
+    cost = Cost(1, 1)
 
     def __init__(self, predictor: Predictor, *, lr: float = 1e-4, threshold: float = 0.9) -> None:
         if not 0 <= threshold < 1:

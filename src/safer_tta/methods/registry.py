@@ -54,7 +54,7 @@ def describe(name: str) -> dict[str, str]:
     paper = re.search(r'([A-Z][^\n"]*?), "([^"]+)",\s+([^\n]*?\d{4})', text)
     return {
         "updates": cls.updates,
-        "cost": getattr(cls, "cost", ""),
+        "cost": str(cls.cost),
         "what": text.partition("\n")[0],
         "paper": "" if paper is None else " ".join(f'{paper[1]}, "{paper[2]}", {paper[3]}'.split()),
     }

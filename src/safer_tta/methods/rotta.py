@@ -20,6 +20,7 @@ from ..models.norm import running_statistics, successor, use_train_mode
 from ..predictors import Prediction, Predictor
 from .base import Method
 from .checks import count, share
+from .cost import Cost
 from .image_memory import ImageMemory
 from .losses import cross_entropy, entropy
 from .own_views import strong
@@ -52,7 +53,7 @@ class RobustBatchNorm(nn.BatchNorm2d):
 @register("rotta")
 class RoTTA(Method):
     updates = "norm"
-    cost = "1 + 2 of the memory forward, 1 backward"
+    cost = Cost(3, 1, "1 + 2 of the memory forward, 1 backward")
     by_predictor = False
 
     def __init__(

@@ -20,6 +20,7 @@ from ..models.norm import use_batch_statistics
 from ..predictors import Prediction, Predictor
 from .base import Closure, Method, checked_lr
 from .checks import not_negative, positive
+from .cost import Cost
 from .losses import entropy
 from .registry import register
 from .sharpness import sharpness_aware_step
@@ -28,7 +29,7 @@ from .sharpness import sharpness_aware_step
 @register("sar")
 class SAR(Method):
     updates = "norm"
-    cost = "2 forward, 2 backward"
+    cost = Cost(2, 2)
 
     def __init__(
         self,

@@ -14,6 +14,7 @@ from torch import Tensor
 from ..models.norm import use_train_mode
 from ..predictors import Prediction, Predictor
 from .base import Method
+from .cost import Cost
 from .losses import entropy, marginal_entropy
 from .registry import register
 
@@ -21,7 +22,7 @@ from .registry import register
 @register("shot_im")
 class ShotIM(Method):
     updates = "features"
-    cost = "1 forward, 1 backward"
+    cost = Cost(1, 1)
     repeats = True
 
     def __init__(self, predictor: Predictor, *, lr: float = 1e-4) -> None:

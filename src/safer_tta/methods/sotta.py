@@ -17,6 +17,7 @@ from ..models.norm import use_train_mode
 from ..predictors import Prediction, Predictor
 from .base import Closure
 from .checks import count, positive, share
+from .cost import Cost
 from .image_memory import ImageMemory, RememberingMethod
 from .losses import entropy
 from .registry import register
@@ -26,7 +27,7 @@ from .sharpness import sharpness_aware_step
 @register("sotta")
 class SoTTA(RememberingMethod):
     updates = "norm"
-    cost = "1 + 2 of the memory forward, 2 backward"
+    cost = Cost(3, 2, "1 + 2 of the memory forward, 2 backward")
 
     def __init__(
         self,

@@ -16,13 +16,14 @@ from ..predictors import Prediction, Predictor
 from . import supports
 from .base import Method
 from .checks import count
+from .cost import Cost
 from .registry import register
 
 
 @register("t3a")
 class T3A(Method):
     updates = "none"
-    cost = "1 forward, 0 backward"
+    cost = Cost(1, 0)
     by_predictor = False
 
     def __init__(self, predictor: Predictor, *, keep: int = 100) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 from ..models.norm import use_batch_statistics
 from ..predictors import Draw, Prediction, Predictor
 from .base import Method
+from .cost import Cost
 from .losses import entropy
 from .registry import register
 
@@ -18,7 +19,7 @@ from .registry import register
 @register("tent")
 class Tent(Method):
     updates = "norm"
-    cost = "1 forward, 1 backward"
+    cost = Cost(1, 1)
     repeats = True
 
     def __init__(self, predictor: Predictor, *, lr: float = 1e-3) -> None:

@@ -27,6 +27,7 @@ from ..models.norm import use_train_mode
 from ..predictors import Prediction, Predictor
 from .base import Method
 from .checks import count, positive, share
+from .cost import Cost
 from .losses import entropy, marginal_entropy
 from .own_views import Seeded, easy, seeded
 from .policy import Policy
@@ -40,7 +41,7 @@ SMALLEST = 1e-6  # below this a probability's logarithm is not looked at
 @register("tesla")
 class TeSLA(Method):
     updates = "all"
-    cost = "9 forward, 3 backward"
+    cost = Cost(9, 3)
     by_predictor = False
 
     def __init__(

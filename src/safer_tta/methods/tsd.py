@@ -23,13 +23,14 @@ from ..predictors import Prediction, Predictor
 from . import supports
 from .base import Method
 from .checks import count
+from .cost import Cost
 from .registry import register
 
 
 @register("tsd")
 class TSD(Method):
     updates = "all"
-    cost = "1 forward, 1 backward"
+    cost = Cost(1, 1)
 
     def __init__(self, predictor: Predictor, *, lr: float = 1e-4, keep: int = 100, released: bool = False) -> None:
         count(keep=keep)
