@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .. import methods, predictors
+from .. import extensions, methods, predictors
 from ..api import split_name
 from ..attacks import ATTACKS
 from ..data import Dataset
@@ -143,6 +143,7 @@ class _Builder:
                 "seed": self.cell.seed,
             },
             **self.size.described(),
+            **extensions.code(),
         }
         settings = [f"{place.rpartition('.')[2]} {value}" for place, value in self.cell.varied.items()]
         where = f"on {self.cell.target}, {self.cell.attack_rate:g} %, seed {self.cell.seed}"
@@ -180,6 +181,7 @@ class _Builder:
                 "images": images,
                 "seed": self.cell.seed,
                 **self.size.described(),
+                **extensions.code_of(ATTACKS[name].make),
             }
             effort = ATTACKS[name].passes * (1 if ATTACKS[name].own_steps else int(threat["steps"]))
             label = f"{name} of {target}, eps {attack.eps:g}/255, seed {self.cell.seed}"

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .. import __version__, api, methods, tensorfile
+from .. import __version__, api, extensions, methods, tensorfile
 from ..attacks import eot_pgd
 from ..data import Batch, Domain, Stream, StreamSpec
 from ..data.store import StoreError, digest, digest_file
@@ -89,6 +89,7 @@ def perform(
         "stream": stream.name,
         "source": digest_file(setting.source),
         **({} if run.precision == "float32" else {"precision": run.precision}),
+        **extensions.code(),
     }
 
     def build() -> Method:

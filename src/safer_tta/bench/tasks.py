@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .. import extensions
 from ..data import ArrayStore, Dataset, Domain, StoreError, StreamSpec, excerpt, open_dataset
 from ..data.store import digest, digest_file, locked, read_json, write_json
 from ..training import Recipe, attacked_copies, load, train_source, train_surrogate
@@ -36,6 +37,7 @@ class Place:
     weights: str | None = None
     device: str = "cpu"
     compile: bool = False  # of trainings
+    extensions: tuple[str, ...] = ()
 
     def dataset(self) -> Dataset:
         return _opened(self.data, self.side, self.count, self.cache)
@@ -89,7 +91,9 @@ def execute(task: Task, place: Place, tick: Tick = lambda done, total, **figures
     """Carry a task out, unless it is done; one process at a time, the others wait and find it done."""
     if task.done(place):
         return
+    extensions.load(place.extensions)
     _check_data(task, place)
+    _check_code(task)
     locks = place.store / "locks"
     locks.mkdir(parents=True, exist_ok=True)
     (place.store / "made").mkdir(exist_ok=True)
@@ -105,6 +109,15 @@ def _check_data(task: Task, place: Place) -> None:
         raise StoreError(
             f"{task.label} is defined for other data than {place.data!r} (side {place.side}). Give --data, --side and "
             "--quick as they were when it was planned"
+        )
+
+
+def _check_code(task: Task) -> None:
+    """A name stands for the user's own code as well."""
+    if task.kind == "run" and task.definition.get("extensions") != extensions.code().get("extensions"):
+        raise StoreError(
+            f"{task.label} is defined with other extensions than those here. Give the same files with --extension, "
+            "unchanged, or plan again"
         )
 
 

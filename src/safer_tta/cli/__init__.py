@@ -42,6 +42,19 @@ data_app = typer.Typer(no_args_is_help=True, help="Look at a dataset.")
 app.add_typer(data_app, name="data")
 
 
+@app.callback()
+def extend(
+    extension: Annotated[
+        list[Path] | None,
+        typer.Option(help="A Python file of yours that registers a method, an attack …; may be given again."),
+    ] = None,
+) -> None:
+    if extension:
+        from .. import extensions
+
+        extensions.load(extension)
+
+
 @app.command("train")
 def train(
     what: Annotated[

@@ -48,12 +48,16 @@ def bench(
 ) -> None:
     """Run a study of the paper, or your own plan: rows, tables, figures and a page. The same command goes on after a
     stop, and only makes what is not there yet."""
+    from .. import extensions
     from ..bench.tasks import COUNT, QUICK_COUNT, Place, read_tasks
 
     if what == "list":
         return _list_plans(as_json)
     _check_words(what, of, weights=weights, dry_run=dry_run, engine=engine, address=address)
-    place = Place(store, data, side, QUICK_COUNT if quick else COUNT, weights=weights, device=device, compile=compile)
+    place = Place(
+        store, data, side, QUICK_COUNT if quick else COUNT, weights=weights, device=device, compile=compile,
+        extensions=extensions.loaded(),
+    )  # fmt: skip
     options = {"workers": workers, "threads": threads, **({"address": address} if engine == "ray" else {})}
     if what == "tasks":
         return _carry_out(read_tasks(Path(str(of))), place, engine, options, sink or [], as_json)

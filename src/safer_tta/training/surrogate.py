@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from .. import extensions
 from ..attacks import ATTACKS
 from ..attacks.pgd import check_threat
 from ..data import ArrayStore, Domain
@@ -66,6 +67,7 @@ def attacked_copies(
         raise ValueError(f"attack {attack!r} is unknown; expected one of {', '.join(ATTACKS)}")
     threat = full_threat(**(threat or {}))
     definition = {"attack": attack, "threat": threat, "seed": seed, "surrogate": source, "domain": target.content}
+    definition |= extensions.code_of(ATTACKS[attack].make)
     if surrogate.precision != "float32":
         definition["precision"] = surrogate.precision
 
