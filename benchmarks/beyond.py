@@ -72,9 +72,8 @@ def page(embedded: Path, first: Path, pacs: Path, eot: Path) -> str:
 
 
 def older(row: Row) -> bool:
-    """Whether a gate, if there is one, teaches and weighs views by the pooling rule, as all did at first."""
-    mixing = row["defined_by"]["predictor_options"].get("mixing") or {}
-    return mixing.get("teaches", True) and not mixing.get("equal", False)
+    """Whether a gate, if there is one, makes none of the choices that came later."""
+    return not {"teaches", "equal", "evidence"} & set(row["defined_by"]["predictor_options"].get("mixing") or {})
 
 
 class Kept:

@@ -135,6 +135,13 @@ def test_images_between_the_levels_keep_the_budget_too(norm, eps):
     length = difference.abs().amax(1) if norm == "linf" else difference.norm(dim=1)
     assert length.max() <= eps + 1e-6
     assert 0 <= attacked.min() <= attacked.max() <= 1
+    assert (attacked * 255 - (attacked * 255).round()).abs().max() < 1e-3, "what is saved is what was attacked with"
+
+
+def test_an_image_between_the_levels_that_reaches_none_stays():
+    images = batches(1)[0]
+    attacked = pgd(small_net(), images, labels(), eps=0.01, step=0.005, steps=3, norm="l2", generator=generator())
+    assert torch.equal(attacked, images)
 
 
 @pytest.mark.parametrize(("norm", "eps"), [("linf", EPS), ("l2", 1.5)])
@@ -193,6 +200,13 @@ def test_mistakes_are_named(change, says):
     arguments = {"eps": EPS, "step": 2 / 255, "steps": 3, **change}
     with pytest.raises(ValueError, match=says):
         pgd(small_net(), eight_bit(), labels(), **arguments)
+
+
+@pytest.mark.parametrize("given", [[0] * 8, torch.zeros(8), torch.zeros(3, dtype=torch.int64)])
+@pytest.mark.parametrize("attack", [pgd, lambda net, *a, **o: eot_pgd(safer_tta.Plain(net), *a, draws=1, **o)])
+def test_labels_that_are_none_are_named(given, attack):
+    with pytest.raises(TypeError, match=r"labels are .*; expected a tensor of 8 whole numbers"):
+        attack(small_net(), eight_bit(size=8), given, eps=EPS, step=2 / 255, steps=1)
 
 
 def test_a_predictor_that_returns_no_scores():
@@ -305,6 +319,12 @@ def test_an_attacker_who_knows_safer_hurts_it_more():
 def test_eot_needs_a_draw():
     with pytest.raises(ValueError, match="at least 1"):
         eot_pgd(safer_tta.Safer(classifier()), eight_bit(), labels(), draws=0)
+
+
+def test_autoattack_with_too_few_classes():
+    pytest.importorskip("pyautoattack")
+    with pytest.raises(ValueError, match=r"knows 3 classes.*Use pgd"):
+        autoattack(small_net(classes=3), eight_bit(size=2), torch.zeros(2, dtype=torch.int64))
 
 
 @pytest.mark.parametrize("classes", [5, 12])

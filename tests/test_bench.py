@@ -123,6 +123,10 @@ def test_every_plan_is_tested():
         (('figure = "bars"', 'best_of = ["attack.eps"]'), "not varied"),
         (('figure = "bars"', 'vary = { "options" = [{ lr = 0.1 }] }'), "numbers, words"),
         (('figure = "bars"', 'targets = "rest"'), "continual or mixed"),
+        (('figure = "bars"', 'vary = { "attack.eps" = [4, 4] }'), "a value twice"),
+        (('rates = [0, 100]', 'rates = [0, 0]'), "a value twice"),
+        (('figure = "bars"', 'vary = { "predictor.tau" = [0.1] }'), "expected a table"),
+        (('predictor = "safer"', 'predictor = "safer"\nattack = { name = "autoattack", steps = 3 }'), "steps itself"),
     ],
 )  # fmt: skip
 def test_mistakes_in_a_plan_are_named_before_anything_is_made(change, said, tmp_path):
@@ -261,6 +265,21 @@ def test_a_missing_run_is_a_dash_and_no_average_hides_it():
     assert row[table.columns.index("average, 50 %")].mean is None
     assert row[table.columns.index("average, 0 %")].mean == 50.0
     assert "–" in tables.markdown(table)
+
+
+def test_an_average_over_the_targets_that_happen_to_be_done_is_none():
+    """Half-way through a study: two of four targets."""
+    shipped, found = made_up("main", seeds=1)
+    done = [(c, r) for c, r in found if c.target in ("photo", "sketch")]
+    table = tables.tables(shipped, done, "pacs", [cell for cell, _ in found])[0]
+    row = dict(table.rows)["Tent"]
+    assert row[table.columns.index("photo, 0 %")].mean == 50.0
+    assert row[table.columns.index("average, 0 %")].mean is None
+
+
+def test_a_target_that_is_asked_for_twice_is_run_once():
+    cells = plan.cells(plan.load("main"), PACS, only=["sketch", "sketch"])
+    assert len(cells) == len(plan.cells(plan.load("main"), PACS, only=["sketch"]))
 
 
 def test_an_average_over_some_targets_is_not_put_beside_the_papers():

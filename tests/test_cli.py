@@ -60,6 +60,13 @@ def test_methods_are_listed():
         (("bench", "tasks", "file", "--dry-run"), "has no --dry-run"),
         (("bench", "main", "--address", "ray://x"), "--engine ray"),
         (("serve", "--model", "x", "--method", "nomethod"), "'nomethod' is unknown"),
+        (("run", "--target", "sketch", "--model", "x", "--store", ".", "--attack", "grey"), "pgd"),
+        (
+            ("run", "--target", "sketch", "--model", "x", "--store", ".", "--attack", "autoattack", "--steps", "3"),
+            "itself",
+        ),
+        (("bench", "main", "--quick", "--steps", "7"), "sizes of its own"),
+        (("train", "source", "--target", "sketch", "--out", "x", "--side", "0"), "--side"),
     ],
 )
 def test_a_mistake_is_one_line_and_an_exit_code(arguments, says, tmp_path):
@@ -165,3 +172,46 @@ def test_data_check_says_what_is_wrong(tmp_path):
     assert result.returncode == 1
     assert "sketch: 7 images, officially 3929" in result.stdout
     assert json.loads((tmp_path / "pacs-manifest.json").read_text())["files"]
+
+
+def _pictures(root: Path, domains: int = 2, classes: int = 2, images: int = 6) -> Path:
+    from PIL import Image
+
+    for domain in range(domains):
+        for kind in range(classes):
+            folder = root / f"domain{domain}" / f"class{kind}"
+            folder.mkdir(parents=True)
+            for number in range(images):
+                Image.new("RGB", (20, 20), (40 * domain, 120 * kind, 30 * number)).save(folder / f"{number}.png")
+    return root
+
+
+def test_a_folder_too_deep_is_no_dataset(tmp_path):
+    result = safer("data", "check", _pictures(tmp_path / "pics") / "domain0", cwd=tmp_path)
+    assert result.returncode == 2
+    assert "expected domain0/domain/class/image" in result.stderr
+
+
+@pytest.mark.parametrize("options", [(), ("--weights", "none"), ("--weights", "none", "--architecture", "resnet18")])
+def test_a_quick_look_at_ones_own_folder_needs_no_weights(options, tmp_path):
+    data = _pictures(tmp_path / "pics")
+    command = ("bench", "attack-rate", "--quick", "--data", data, "--side", 16, *options)
+    assert good(*command, "--dry-run", cwd=tmp_path)["runs"] > 0
+
+
+def test_a_model_goes_with_its_own_data_and_side(tmp_path):
+    data, model = _pictures(tmp_path / "pics"), tmp_path / "m.safetensors"
+    small = ("--architecture", "small", "--steps", 1, "--batch", 2)
+    good("train", "source", "--data", data, "--target", "domain0", "--side", 16, *small, "--out", model, cwd=tmp_path)
+    row = good("run", "--data", data, "--target", "domain0", "--model", model, "--store", "s", cwd=tmp_path)
+    assert row["images"] == 12
+    assert '"side": 16' in safer_recipe(model)
+    result = safer("run", "--target", "sketch", "--model", model, "--store", "s", cwd=tmp_path)
+    assert result.returncode == 2
+    assert "knows the classes class0, class1 and synthetic has" in result.stderr
+
+
+def safer_recipe(model: Path) -> str:
+    from safer_tta.training.trainer import recipe_of
+
+    return json.dumps(recipe_of(model))

@@ -268,15 +268,12 @@ def test_mixing_changes_the_answer_but_not_the_features(model, images):
     assert not torch.equal(plain.probs, mixed.probs)
 
 
-def test_report_reads_by_name_and_by_key(model, images):
+def test_a_report_has_what_there_is_to_say(model, images):
     report = safer_tta.adapt(model, seed=0)(images).report
-    assert report["weights"] is report.weights
     assert report.signal.shape == (6,)
     assert report.reliability.shape == (5,)
     assert len(report.pipelines) == 4
     assert report.pipelines[0][0] == "gaussian_noise"
-    with pytest.raises(KeyError):
-        report["colour"]
 
 
 def test_all_views_share_one_forward_pass_and_its_statistics(model, images):
@@ -632,7 +629,7 @@ def test_a_cell_that_defines_a_method_may_run_twice_and_nobody_else():
         cell("__main__")
         cell("__main__")
         assert describe("mine")["updates"] == "none"
-        with pytest.raises(ValueError, match="two methods are called 'mine'"):
+        with pytest.raises(ValueError, match="there is a method called 'mine' already"):
             cell("elsewhere")
     finally:
         METHODS.pop("mine", None)
@@ -696,3 +693,91 @@ def test_the_gate_alone_refuses_too_few_views():
 def test_batch_statistics_of_a_model_without_batch_norm_are_refused():
     with pytest.raises(ValueError, match="no batch-norm layer"):
         safer_tta.adapt(small_net(norm="group"), "bn")
+
+
+@pytest.mark.parametrize(
+    ("shape", "says"),
+    [
+        ((2, 8, 8, 3), r"images.permute\(0, 3, 1, 2\)"),
+        ((3, 8, 8), r"images.unsqueeze\(0\)"),
+        ((2, 1, 8, 8), "images.expand"),
+        ((2, 4, 8, 8), "alpha channel"),
+    ],
+)
+def test_images_of_another_shape_are_met_with_what_to_do(model, shape, says):
+    with pytest.raises(ValueError, match=says):
+        safer_tta.adapt(model, seed=0)(torch.zeros(shape))
+
+
+def test_images_that_are_a_rounding_error_too_bright_are_told_to_be_clamped(model, images):
+    images = images.clone()
+    images[0, 0, 0, 0] = 1 + 2e-7
+    with pytest.raises(ValueError, match=r"1\.0000002\].*images\.clamp\(0, 1\)"):
+        safer_tta.adapt(model, seed=0)(images)
+
+
+@pytest.mark.parametrize("mean_and_std", [((123.7, 116.3, 103.5), (58.4, 57.1, 57.4)), (127.5, 127.5)])
+def test_statistics_of_bytes_are_refused(model, mean_and_std):
+    mean, std = mean_and_std
+    with pytest.raises(ValueError, match="divide both by 255"):
+        safer_tta.Classifier(model, mean=mean, std=std)
+
+
+def test_a_model_that_returns_no_scores_is_told_so(model, images):
+    class Wrapped(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = model
+
+        def forward(self, x):
+            return (self.inner(x), None)
+
+    with pytest.raises(TypeError, match=r"returned tuple; expected a tensor of class scores \(B,K\)"):
+        safer_tta.adapt(Wrapped(), seed=0)(images)
+
+
+def test_a_method_that_updates_what_there_is_not_is_refused():
+    from safer_tta.methods.registry import METHODS, register
+
+    with pytest.raises(ValueError, match="updates is 'norms'; expected one of none, norm, features, all"):
+        register("typo")(type("Typo", (METHODS["none"],), {"updates": "norms"}))
+    assert "typo" not in METHODS
+
+
+def test_of_several_methods_in_a_file_each_says_what_it_is():
+    from safer_tta.methods.registry import METHODS, describe, register
+
+    text = 'Mine: learns from everything.\n\nSomebody et al., "Everything", CONF 2026.\n'
+    register("cited")(type("Cited", (METHODS["none"],), {"__doc__": text, "__module__": __name__}))
+    try:
+        assert describe("cited")["what"] == "Mine: learns from everything."
+        assert describe("cited")["paper"] == 'Somebody et al., "Everything", CONF 2026'
+    finally:
+        del METHODS["cited"]
+
+
+def test_a_method_that_takes_any_option_takes_any_option(model, images):
+    from safer_tta.methods.registry import METHODS, register, settings
+
+    class Any_(METHODS["tent"]):  # noqa: N801 - a name for the registry alone
+        def __init__(self, predictor, **options):
+            super().__init__(predictor, **options)
+
+    register("anything")(Any_)
+    try:
+        assert settings("anything", {"lr": 0.5}) == {"lr": 0.5}
+        assert torch.isfinite(safer_tta.adapt(model, "anything", seed=0, lr=1e-4)(images).probs).all()
+    finally:
+        del METHODS["anything"]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"method": "tent+medbn"}, r"adapt\(model, 'tent', norm='medbn'\)"),
+        ({"safer": {"pipeline": {"max_operators": 2.5}}}, "max_operators is 2.5"),
+    ],
+)
+def test_what_is_meant_is_said(model, options, says):
+    with pytest.raises(ValueError, match=says):
+        safer_tta.adapt(model, **options)

@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 import torch
 
+from safer_tta import extensions
+from safer_tta.pooling import RULES
 from safer_tta.serve.app import Decoding, create_app
 from safer_tta.serve.careful import Careful
 from safer_tta.serve.journal import Journal, Stream
@@ -132,6 +134,61 @@ def test_the_version_names_everything_that_decides_an_answer(source_file, tmp_pa
             versions.append(made.served.version)
     assert len(set(versions[: len(deciding)])) == len(deciding)
     assert set(versions[len(deciding) :]) == {versions[0]}
+
+
+def test_the_version_names_a_users_own_code(source_file, tmp_path, monkeypatch):
+    with running(source_file, tmp_path / "before") as made:
+        before = made.served.version
+    file = tmp_path / "own_rule.py"
+    file.write_text(
+        "from safer_tta.pooling import RULES, rule\nrule('own-rule')(lambda *views: RULES['cc_drop'](*views))\n"
+    )
+    monkeypatch.setattr(extensions, "_loaded", {})
+    extensions.load([file])
+    options = {"predictor_options": {"pool": "own-rule"}}
+    with running(source_file, tmp_path / "named", **options) as made:
+        named = made.served.version
+    monkeypatch.setattr(extensions, "_loaded", {})
+    with running(source_file, tmp_path / "unnamed", **options) as made:
+        assert made.served.version != named
+    del RULES["own-rule"]
+    with running(source_file, tmp_path / "after") as made:
+        assert made.served.version == before
+
+
+def test_nothing_is_adapted_where_a_method_finds_nothing_to_learn_from(source_file, tmp_path):
+    (images,) = pictures(1, 8)
+    for margin, adapted in ((1e-9, False), (10, True)):
+        with running(source_file, tmp_path / str(adapted), "a", method="eata", options={"margin": margin}) as made:
+            answer = sent(made, images)
+            assert (answer["adapted"], answer["report"]["adapted"]) == (adapted, adapted)
+
+
+def test_a_batch_that_the_method_cannot_take_is_the_clients_affair(source_file, tmp_path):
+    """One image, of which a layer is left with one value a channel."""
+    with running(source_file, tmp_path, "a", predictor="plain", side=8) as made:
+        image = np.zeros((1, 3, 8, 8), np.uint8)
+        with pytest.raises(Refused, match="at least two images") as refused:
+            made.batch("local/a", image, None, "c").result()
+        assert refused.value.status == 422
+        assert sent(made, np.zeros((4, 3, 8, 8), np.uint8))["number"] == 1
+
+
+def test_a_request_that_goes_on_and_on_is_too_large(source_file, tmp_path):
+    """Without a word on its length."""
+
+    async def endless() -> AsyncIterator[bytes]:
+        for _ in range(70):
+            yield b" " * 1024
+
+    async def talk(app: Careful) -> httpx.Response:
+        async with asking(app) as client:
+            return await client.post("/v1/streams", content=endless(), headers={"Content-Type": "application/json"})
+
+    with running(source_file, tmp_path, **CHEAP) as made:
+        answer = asyncio.run(talk(create_app(made, Tokens())))
+    assert answer.status_code == 413
+    assert "longer than 65536 bytes" in answer.json()["error"]
 
 
 # --- what is kept -----------------------------------------------------------------------------------------------------

@@ -66,3 +66,24 @@ def test_unknown_dtype_is_named(tmp_path):
     with pytest.raises(TypeError, match="complex64"):
         tensorfile.write(tmp_path / "x", {"x": torch.zeros(1, dtype=torch.complex64)})
     assert not list(tmp_path.iterdir())
+
+
+@settings(max_examples=30, deadline=None)
+@given(place=st.integers(0, 10_000), bit=st.integers(0, 7))
+def test_a_flipped_bit_is_noticed_wherever_it_is(place, bit):
+    written = bytearray(tensorfile.dumps({"a": torch.arange(40.0), "b": torch.ones(3, 3)}, {"note": "x"}))
+    written[place % len(written)] ^= 1 << bit
+    try:
+        tensors, metadata = tensorfile.loads(bytes(written))
+    except tensorfile.TensorFileError:
+        return
+    # A header may survive a flip in a name or a note; the numbers are never others.
+    assert sorted(t.flatten().tolist() for t in tensors.values()) == [list(map(float, range(40))), [1.0] * 9]
+
+
+def test_metadata_that_is_none_is_named():
+    import struct
+
+    header = b'{"__metadata__":7}'
+    with pytest.raises(tensorfile.TensorFileError, match="not a JSON object"):
+        tensorfile.loads(struct.pack("<Q", len(header)) + header)

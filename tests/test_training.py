@@ -456,3 +456,16 @@ def test_a_compiled_training_learns_the_same(data, tmp_path):
     plain, compiled = (dict(model.model.named_parameters()) for model in models)
     for name, value in plain.items():
         assert torch.allclose(compiled[name], value, atol=2e-4), name
+
+
+def test_a_model_remembers_the_side_of_its_images_and_its_classes(tmp_path):
+    from safer_tta.training.trainer import check_classes, side_for
+
+    dataset = open_dataset("synthetic", count=20)
+    path = tmp_path / "model.safetensors"
+    train_source(dataset, "sketch", source_recipe("synthetic", steps=1, batch=2, every=1), path)
+    assert (side_for(path), side_for(path, 32)) == (64, 32)
+    domain = dataset.domain("sketch")
+    check_classes(path, domain)
+    with pytest.raises(ValueError, match="knows the classes .* expected a model that was trained on this data"):
+        check_classes(path, dataclasses.replace(domain, classes=("cat", "dog")))

@@ -26,8 +26,8 @@ class Anchor:
         chosen = images.detach()[: self.size - (0 if self.images is None else len(self.images))].cpu()
         if not len(chosen) or (self.images is not None and chosen.shape[1:] != self.images.shape[1:]):
             return
-        if chosen.is_floating_point():
-            chosen = (chosen.clamp(0, 1) * 255).round().to(torch.uint8)
+        # Copied either way: whoever reads a stream into one buffer overwrites it with the next batch.
+        chosen = (chosen.clamp(0, 1) * 255).round().to(torch.uint8) if chosen.is_floating_point() else chosen.clone()
         self.images = chosen if self.images is None else torch.cat([self.images, chosen])
         self._first = None
 

@@ -46,6 +46,9 @@ def adapt(
     """
     if norm is not None and norm not in NORMS:
         raise ValueError(f"norm {norm!r} is unknown; expected one of {', '.join(NORMS)} or None")
+    name, _, other = method.partition("+")
+    if other in NORMS:
+        raise ValueError(f"method {method!r} is a name of rows and plans; write adapt(model, {name!r}, norm={other!r})")
     with torch.inference_mode(False):
         model = copying.deepcopy(model) if copy else model
         classifier = model if isinstance(model, Classifier) else _split(model, safer)

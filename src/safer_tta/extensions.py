@@ -5,16 +5,32 @@ What is made with them is named after their content too: an edited file never an
 
 from __future__ import annotations
 
-import importlib.util
+import functools
 import sys
-from collections.abc import Iterable
+import traceback
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-from .data.store import digest_file
+from . import methods, mixing, pooling, predictors, views
+from .attacks import ATTACKS
+from .data.store import digest
+from .views.pipeline import PRESETS
 
 ROOM = "safer_tta_extensions"
-_loaded: dict[Path, str] = {}  # the hash of each file's content
+REGISTRIES = (methods.METHODS, predictors.PREDICTORS, mixing.MIXINGS, pooling.RULES, PRESETS, ATTACKS)
+
+
+@dataclass(frozen=True)
+class Extension:
+    content: str  # a hash of it
+    names: frozenset[str]  # of what it registers
+    everywhere: bool  # whether it has an operator, which changes every draw of views
+
+
+_loaded: dict[Path, Extension] = {}
 
 
 def load(files: Iterable[str | Path]) -> None:
@@ -24,23 +40,29 @@ def load(files: Iterable[str | Path]) -> None:
         if path not in _loaded:
             if not path.is_file() or path.suffix != ".py":
                 raise ValueError(f"extension {str(file)!r} is no Python file; expected one that registers something")
-            _import(path)
-            _loaded[path] = digest_file(path)
+            before, operators = _names(), len(views.OPERATORS)
+            content = _import(path)
+            _loaded[path] = Extension(content, frozenset(_names() - before), len(views.OPERATORS) > operators)
 
 
-def _import(path: Path) -> None:
-    name = f"{ROOM}.{path.stem}"
+def _names() -> set[str]:
+    return {name for registry in REGISTRIES for name in registry}
+
+
+def _import(path: Path) -> str:
+    """The hash of what was run: read once, and never taken from a cache of compiled files, which goes by time."""
+    name, content = f"{ROOM}.{path.stem}", path.read_bytes()
     if name in sys.modules:
         raise ValueError(f"two extensions are called {path.stem!r}; rename one of them")
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None  # a file that ends in .py has one
-    assert spec.loader is not None
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    sys.modules.setdefault(ROOM, ModuleType(ROOM))
+    module = sys.modules[name] = ModuleType(name)
+    module.__file__ = str(path)
     try:
-        spec.loader.exec_module(module)
+        exec(compile(content, path, "exec"), vars(module))
     except Exception as error:
         del sys.modules[name]
-        raise ImportError(f"extension {path}: {type(error).__name__}: {error}") from error
+        raise ImportError(f"extension {told(error, path)}") from error
+    return digest({"content": content.hex()})
 
 
 def loaded() -> tuple[str, ...]:
@@ -48,12 +70,37 @@ def loaded() -> tuple[str, ...]:
     return tuple(map(str, _loaded))
 
 
-def code() -> dict[str, list[str]]:
-    """What of them belongs into the name of a run: all of them, as an operator changes every draw; nothing without."""
-    return {"extensions": list(_loaded.values())} if _loaded else {}
+def code(definition: Mapping[str, Any]) -> dict[str, list[str]]:
+    """What of them belongs into the name of a run, going by the words that define it: the files that registered one of
+    them, and those with an operator in any case."""
+    words = set(_words(definition))
+    used = [e.content for e in _loaded.values() if e.everywhere or e.names & words]
+    return {"extensions": used} if used else {}
+
+
+def _words(value: Any) -> Iterator[str]:
+    """Every word in a definition; "tent+medbn" is two."""
+    if isinstance(value, str):
+        yield from value.split("+")
+    elif isinstance(value, Mapping):
+        for inner in value.values():
+            yield from _words(inner)
+    elif isinstance(value, (list, tuple)):
+        for inner in value:
+            yield from _words(inner)
 
 
 def code_of(thing: Any) -> dict[str, str]:
     """What belongs into the name of what this function or class makes: its file, if that is an extension."""
-    known = {f"{ROOM}.{path.stem}": content for path, content in _loaded.items()}
+    while isinstance(thing, functools.partial):
+        thing = thing.func
+    known = {f"{ROOM}.{path.stem}": extension.content for path, extension in _loaded.items()}
     return {"extension": known[thing.__module__]} if thing.__module__ in known else {}
+
+
+def told(error: Exception, *files: Path) -> str:
+    """An error in a line, with the place in a user's file where it arose."""
+    own = {str(path) for path in (*files, *_loaded)}
+    places = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in own]
+    where = f"{Path(places[-1].filename).name}:{places[-1].lineno}: " if places else ""
+    return f"{where}{type(error).__name__}: {error}"

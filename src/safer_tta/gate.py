@@ -12,6 +12,7 @@ import math
 from dataclasses import dataclass, field
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from .pooling import with_original
@@ -36,6 +37,9 @@ class Gate:
         from what it has learnt alone, as T3A does, then answers as without the gate.
     equal: whether the augmented views share the rest equally. If not, as the pooling rule weighs them; cc_drop leaves
         out the least reliable, on a clean batch one of the augmented, though the gate sees to the original.
+    evidence: what an original's straying is compared with. "ratio": with how far the augmented views stray from each
+        other. "predicted": with how far an augmented view would be expected to stray in its place, going by that;
+        looked at twice, by distances and by angles.
     """
 
     alpha_clean: float = 0.6
@@ -43,6 +47,7 @@ class Gate:
     # Unnamed: as in rows from before there was a choice.
     teaches: bool = field(default=True, metadata={"unnamed": True})
     equal: bool = field(default=False, metadata={"unnamed": False})
+    evidence: str = field(default="ratio", metadata={"unnamed": "ratio"})
 
     def __post_init__(self) -> None:
         if not 0 <= self.alpha_clean <= 1:
@@ -50,6 +55,8 @@ class Gate:
         for name in ("teaches", "equal"):
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"{name} is {getattr(self, name)!r}; expected true or false")
+        if self.evidence not in EVIDENCE:
+            raise ValueError(f"evidence {self.evidence!r} is unknown; expected one of {', '.join(EVIDENCE)}")
         if not self.cost > 0:
             raise ValueError(f"cost is {self.cost}; expected a positive number")
 
@@ -66,20 +73,18 @@ class Gate:
             raise ValueError(
                 f"{len(base_weights) - 1} augmented views, too few for the gate; expected at least {self.least_views}"
             )
-        odds = log_odds(features)
+        odds = log_odds(EVIDENCE[self.evidence](features))
         alpha = self.alpha_clean * torch.sigmoid(-odds - math.log(self.cost))
         shares = torch.ones_like(base_weights) if self.equal else base_weights
         return with_original(alpha.to(base_weights.dtype), shares), torch.sigmoid(odds)
 
 
-def log_odds(features: Tensor) -> Tensor:
+def log_odds(evidence: Tensor) -> Tensor:
     """Attacked against clean, (B,), by two bells: of clean originals about 0, and of attacked ones further out."""
-    original, augmented = straying(features)
-    deviation = augmented.square().mean().sqrt().clamp_min(FLOOR)
-    evidence = (original / deviation).clamp(0, 1 / FLOOR)  # nearer than the others is no more clean than among them
+    evidence = evidence.clamp(0, 1 / FLOOR)  # nearer than the others is no more clean than among them
     # The squares of both bells cancel but for this; what is left of them is linear in the middle.
     far = evidence.square() * ((CLEAN**-2 - ATTACKED**-2) / 2) + math.log(CLEAN / ATTACKED)
-    share, middle = torch.full_like(deviation, 0.5), torch.full_like(deviation, 2.0)
+    share, middle = evidence.new_full((), 0.5), evidence.new_full((), 2.0)
     for _ in range(ROUNDS):
         attacked = torch.sigmoid(_log_odds(evidence, far, share, middle))
         count = attacked.sum()
@@ -94,20 +99,47 @@ def _log_odds(evidence: Tensor, far: Tensor, share: Tensor, middle: Tensor) -> T
     return torch.logit(share) + torch.addcmul(far, evidence - middle / 2, middle, value=ATTACKED**-2)
 
 
-def straying(features: Tensor) -> tuple[Tensor, Tensor]:
-    """How far a view is from the augmented ones, beside how far those are from each other, as a logarithm: of the
-    original (B,), and of each augmented view (V-1,B), for which it is 0 on the average.
+# --- evidence: by how many deviations of an augmented view's straying the original strays too far -------------------
 
-    An augmented view is compared with the others. So the original is compared with all but one, each left out in turn.
-    """
-    distance = _distances(features)
-    count = len(features) - 1
+
+def by_ratio(features: Tensor) -> Tensor:
+    """Evidence (B,): as far as the augmented views stray from each other an original may."""
+    original, augmented, others = straying(_distances(features))
+    return _deviations(original - others, augmented - others)
+
+
+def by_prediction(features: Tensor) -> Tensor:
+    """Evidence (B,): as far as an augmented view would, going by how the others of the same image stray. Those are few,
+    so half of what they say is chance: how much to go by it, a line through all augmented views of the batch tells.
+    The mean of two looks: distances, each dimension on its scale, and angles."""
+    return (_surprise(_distances(features)) + _surprise(_angles(features))) / 2
+
+
+EVIDENCE = {"ratio": by_ratio, "predicted": by_prediction}
+
+
+def _surprise(distance: Tensor) -> Tensor:
+    original, augmented, others = straying(distance)
+    beyond = others - others.mean()
+    slope = (beyond * (augmented - augmented.mean())).sum() / (beyond.square().sum() + FLOOR)
+    expected = augmented.mean() + slope.clamp(0, 1) * beyond
+    return _deviations(original - expected, augmented - expected)
+
+
+def _deviations(original: Tensor, augmented: Tensor) -> Tensor:
+    return original.mean(dim=0) / augmented.square().mean().sqrt().clamp_min(FLOOR)
+
+
+def straying(distance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """From distances (V,V,B) between an image's views three logarithms, each (V-1,B), each augmented view left out in
+    turn: how far the original is from the others, how far the one left out, and how far those are from each other."""
+    count = len(distance) - 1
     to_augmented = distance[:, 1:].sum(dim=1)
     among_all = to_augmented[1:].sum(dim=0) / 2
-    among_others = (among_all - to_augmented[1:]) / ((count - 1) * (count - 2) / 2) + FLOOR
-    original = (to_augmented[0] - distance[0, 1:]) / (count - 1) + FLOOR
-    augmented = to_augmented[1:] / (count - 1) + FLOOR
-    return (original / among_others).log().mean(dim=0), (augmented / among_others).log()
+    others = (among_all - to_augmented[1:]) / ((count - 1) * (count - 2) / 2)
+    original = (to_augmented[0] - distance[0, 1:]) / (count - 1)
+    augmented = to_augmented[1:] / (count - 1)
+    return (original + FLOOR).log(), (augmented + FLOOR).log(), (others + FLOOR).log()
 
 
 def _distances(features: Tensor) -> Tensor:
@@ -119,3 +151,9 @@ def _distances(features: Tensor) -> Tensor:
     products = z @ z.transpose(1, 2) / z.shape[2]
     lengths = products.diagonal(dim1=1, dim2=2)
     return (lengths[:, :, None] + lengths[:, None] - 2 * products).clamp_min(0).permute(1, 2, 0)
+
+
+def _angles(features: Tensor) -> Tensor:
+    """1 - cosine (V,V,B) between an image's views."""
+    z = F.normalize(features.to(torch.promote_types(features.dtype, torch.float32)), dim=-1).transpose(0, 1)
+    return (1 - z @ z.transpose(1, 2)).clamp_min(0).permute(1, 2, 0)

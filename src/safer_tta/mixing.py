@@ -18,6 +18,7 @@ from torch import Tensor
 from .gate import Gate
 from .options import check
 from .pooling import entropy, with_original
+from .registry import Registry
 
 _ALWAYS = object()  # equal to no setting
 FLOOR = 1e-8  # probabilities are floored here before their logarithm is compared
@@ -119,9 +120,9 @@ class Mixing:
         if self.delta <= 0:
             raise ValueError(f"delta is {self.delta}; expected the positive width of the linear curve")
 
-    def alpha(self, suspicion: Tensor) -> Tensor:
+    def alpha(self, signal: Tensor) -> Tensor:
         """The weight (B,) of the original view."""
-        o = suspicion - self.tau if self.higher_is_suspicious else self.tau - suspicion
+        o = signal - self.tau if self.higher_is_suspicious else self.tau - signal
         q = CURVES[self.curve](o, self)
         return self.alpha_clean + q * (self.alpha_attacked - self.alpha_clean)
 
@@ -130,17 +131,19 @@ class Mixing:
         return 1
 
     def mix(self, base_weights: Tensor, probs: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Final weights (V,B): α for the original, the rest as the base weights share it; and the signal (B,)."""
-        suspicion = signal(self.signal, probs, features)
+        """Final weights (V,B): α for the original, the rest as the base weights share it; and suspicion (B,)."""
+        found = signal(self.signal, probs, features)
+        suspicion = found if self.higher_is_suspicious else -found  # whoever reads it takes more for more suspicious
         if len(base_weights) == 1:
             return base_weights, suspicion  # no augmented view to mix with
-        return with_original(self.alpha(suspicion).to(base_weights.dtype), base_weights), suspicion
+        return with_original(self.alpha(found).to(base_weights.dtype), base_weights), suspicion
 
 
-MIXINGS: dict[str, Callable[..., Mixer]] = {
+_SHIPPED: dict[str, Callable[..., Mixer]] = {
     **{curve: functools.partial(Mixing, curve=curve) for curve in CURVES},
     "gate": Gate,
 }
+MIXINGS = Registry("mixing", _SHIPPED)
 
 
 def create(mixing: str | Mapping[str, Any] | Mixer | None) -> Mixer | None:

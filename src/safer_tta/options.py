@@ -9,7 +9,10 @@ from typing import Any
 
 def check(made: Callable[..., Any], options: Iterable[str], what: str, *, own: Iterable[str] = ()) -> None:
     """Whether `made` takes these options. own: parameters of it that are not options."""
-    accepted = [name for name in inspect.signature(made).parameters if name not in own]
+    parameters = inspect.signature(made).parameters
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return  # it takes whatever comes, and says itself what it does not know
+    accepted = [name for name in parameters if name not in own]
     unknown = [option for option in options if option not in accepted]
     if unknown:
         raise TypeError(

@@ -12,8 +12,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .registry import Registry
+
 Rule = Callable[[Tensor, Tensor], Tensor]
-RULES: dict[str, Rule] = {}
+RULES: Registry[Rule] = Registry("pooling rule")
 
 BY_AGREEMENT = {"cc", "cc_drop"}  # rules that need several images to compare views on
 LITTLE = 1e-8  # augmented views that share no more than this share it alike
@@ -34,8 +36,6 @@ def rule(name: str) -> Callable[[Rule], Rule]:
     """Register a function of (probs, features) -> raw weights, (V,B) or (V,1) where the batch shares them."""
 
     def register(function: Rule) -> Rule:
-        if name in RULES:
-            raise ValueError(f"two pooling rules are called {name!r}")
         RULES[name] = function
         return function
 

@@ -7,17 +7,19 @@ it is written beside, flushed to the disk and then renamed.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
 import json
 import os
 import struct
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 _DTYPES: dict[str, torch.dtype] = {
@@ -34,6 +36,7 @@ _DTYPES: dict[str, torch.dtype] = {
 }
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _LARGEST_HEADER = 100_000_000
+CONTENT = "blake2b"  # of all tensors' bytes, in the metadata
 
 
 class TensorFileError(ValueError):
@@ -79,7 +82,8 @@ def dumps(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = No
 
 
 def _encoded(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None) -> Iterator[bytes]:
-    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    parts = [raw_bytes(tensor) for tensor in tensors.values()]
+    header: dict[str, Any] = {"__metadata__": {**(metadata or {}), CONTENT: _digest(parts)}}
     offset = 0
     for name, tensor in tensors.items():
         if tensor.dtype not in _NAMES:
@@ -95,13 +99,28 @@ def _encoded(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None) 
     encoded += b" " * (-len(encoded) % 8)  # data starts on an eight-byte boundary, as the format asks
     yield struct.pack("<Q", len(encoded))
     yield encoded
-    yield from map(raw_bytes, tensors.values())
+    yield from parts
+
+
+def _digest(parts: Iterable[bytes | memoryview]) -> str:
+    state = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        state.update(part)
+    return state.hexdigest()
+
+
+def _undamaged(data: NDArray[np.uint8], metadata: dict[str, str], path: str | os.PathLike[str]) -> dict[str, str]:
+    """The metadata that was written, once the bytes behind it are known to be those; files of others say nothing."""
+    if CONTENT in metadata and metadata[CONTENT] != _digest([data.data]):
+        raise TensorFileError(f"{path} is damaged: its content is not what was written. Take a copy from before")
+    return {name: text for name, text in metadata.items() if name != CONTENT}
 
 
 def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Read (tensors, metadata) from `path`. Tensors own their memory."""
     header, metadata, start = _read_header(path)
     data = np.fromfile(path, dtype=np.uint8, offset=start)
+    metadata = _undamaged(data, metadata, path)
     return {name: _tensor(path, name, entry, data) for name, entry in header.items()}, metadata
 
 
@@ -109,12 +128,13 @@ def loads(content: bytes, name: str = "bytes") -> tuple[dict[str, Tensor], dict[
     """What `dumps` was given; name: what to call it in an error."""
     header, metadata, start = _header(io.BytesIO(content), len(content), name)
     data = np.frombuffer(content, dtype=np.uint8, offset=start)
+    metadata = _undamaged(data, metadata, name)
     return {key: _tensor(name, key, entry, data) for key, entry in header.items()}, metadata
 
 
 def read_metadata(path: str | os.PathLike[str]) -> dict[str, str]:
     """Read only the text in the header."""
-    return _read_header(path)[1]
+    return {name: text for name, text in _read_header(path)[1].items() if name != CONTENT}
 
 
 def _read_header(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, str], int]:
@@ -130,7 +150,7 @@ def _header(file: IO[bytes], size: int, path: str | os.PathLike[str]) -> tuple[d
     encoded = file.read(length)
     try:
         header = json.loads(encoded)
-        metadata = header.pop("__metadata__", {})
+        metadata = {str(key): str(value) for key, value in header.pop("__metadata__", {}).items()}
     except (ValueError, AttributeError, TypeError) as error:
         raise TensorFileError(f"{path}: not a safetensors file (its header is not a JSON object)") from error
     return header, metadata, 8 + length

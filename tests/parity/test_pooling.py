@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from safer_tta import Classifier, Safer, mixing, pooling
-from safer_tta.gate import log_odds
+from safer_tta.gate import by_ratio, log_odds
 from tests.conftest import batches, classifier, needs_pacs, photographs, small_net
 
 V, B, K, D = 5, 7, 4, 9
@@ -150,7 +150,7 @@ def test_mixing(signal, curve, higher):
         }[curve]
         alpha = 0.8 + q * (0.1 - 0.8)
         rest = base[1:, b].double().numpy()
-        assert suspicion[b].item() == pytest.approx(s, abs=1e-5)
+        assert suspicion[b].item() == pytest.approx(s if higher else -s, abs=1e-5)
         assert ours[0, b] == pytest.approx(alpha, abs=1e-5)
         assert ours[1:, b] == pytest.approx((1 - alpha) * rest / rest.sum(), abs=1e-5)
 
@@ -251,6 +251,6 @@ def test_the_signal_reported_is_the_mixings(images):
 
     torch.testing.assert_close(signal(None), disagreement)
     torch.testing.assert_close(signal("sigmoid"), disagreement)
-    torch.testing.assert_close(signal("gate"), torch.sigmoid(log_odds(features)))
+    torch.testing.assert_close(signal("gate"), torch.sigmoid(log_odds(by_ratio(features))))
     confidence = source(images)[1].softmax(-1).amax(-1).detach()
     torch.testing.assert_close(signal({"signal": "orig_conf"}), confidence)

@@ -20,6 +20,7 @@ from .registry import register
 
 COMPONENTS = ("apgd-ce", "apgd-t", "fab-t", "square")
 NORMS = {"linf": "Linf", "l2": "L2"}
+LEAST_CLASSES = 4
 
 
 def autoattack(
@@ -56,10 +57,15 @@ def autoattack(
     cuda = [images.device] if images.is_cuda else []
     with undisturbed(model), _no_gradients(model), torch.random.fork_rng(cuda), torch.inference_mode(False):
         images, labels = images.clone(), labels.clone()
+        if (classes := _classes(forward, images)) < LEAST_CLASSES:
+            raise ValueError(
+                f"the model knows {classes} classes and AutoAttack's losses compare the {LEAST_CLASSES} best; expected "
+                "as many at least. Use pgd"
+            )
         attacked, accuracy = images.clone(), {"clean": _accuracy(forward, images, labels, batch)}
         for component in components:
             attack = AutoAttack(forward, norm=NORMS[norm], eps=eps, version="standard", device=images.device, seed=seed)
-            _limit_targets(attack, _classes(forward, images))
+            _limit_targets(attack, classes)
             attack.attacks_to_run = [component]
             standing = _right(forward, attacked, labels, batch)
             if standing.any():

@@ -14,7 +14,7 @@ from torch import Generator, Tensor
 
 from ..predictors import Draw, Predictor
 from ..seeds import drawn
-from .pgd import ascend, loss_gradient
+from .pgd import ascend, check_labels, loss_gradient
 
 
 def eot_pgd(
@@ -36,6 +36,7 @@ def eot_pgd(
         raise TypeError(
             f"predictor is {type(predictor).__name__}; expected a Predictor, such as Safer(model) or adapted.predictor"
         )
+    check_labels(labels, images)
     known = copy.copy(predictor)
     known.validate = False  # perturbed images are in range by construction
     known.generator = torch.Generator().manual_seed(drawn(generator))

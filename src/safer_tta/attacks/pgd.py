@@ -47,6 +47,7 @@ def pgd(
     def gradient(perturbed: Tensor) -> Tensor:
         return loss_gradient(lambda x: scores(predict, x), perturbed, labels)
 
+    check_labels(labels, images)
     with undisturbed(predict):
         return ascend(gradient, images, eps=eps, step=step, steps=steps, norm=norm, generator=generator)
 
@@ -112,6 +113,15 @@ def scores(predict: Callable[[Tensor], Any], images: Tensor) -> Tensor:
     return scores
 
 
+def check_labels(labels: Any, images: Tensor) -> None:
+    check_images(images, values=False)
+    if not isinstance(labels, Tensor) or labels.is_floating_point() or labels.shape != images.shape[:1]:
+        came = (
+            f"of shape {tuple(labels.shape)}, {labels.dtype}" if isinstance(labels, Tensor) else type(labels).__name__
+        )
+        raise TypeError(f"labels are {came}; expected a tensor of {len(images)} whole numbers, a class for each image")
+
+
 def check_threat(*, eps: float, step: float, steps: int, norm: str) -> None:
     """Refuse a budget that is not one: above all pixel values of 0..255 given as those of [0,1]."""
     if norm not in BALLS:
@@ -168,21 +178,25 @@ class _L2:
         """Whole levels in the direction of the perturbation, as far as the ball allows.
 
         Rounding alone would lose most of it: a small l2 budget is a fraction of a level per pixel. So the direction is
-        stretched, by bisection, until its rounded version just fits.
+        stretched, by bisection, until its rounded version just fits. An image between the levels that has none of them
+        within reach stays as it is.
         """
         centre = images.double()
-        delta = (perturbed.double() - centre) * LEVELS
+        delta = perturbed.double() - centre
 
         def moved(stretch: Tensor) -> Tensor:
-            return ((centre + (stretch * delta).round() / LEVELS).clamp(0, 1) - centre).to(images.dtype).double()
+            level = ((centre + stretch * delta) * LEVELS).round().clamp(0, LEVELS)
+            return (level / LEVELS).to(images.dtype).double() - centre
+
+        def fits(stretch: Tensor) -> Tensor:
+            return _length(moved(stretch)) <= eps
 
         low = torch.zeros(len(images), 1, 1, 1, dtype=torch.float64, device=images.device)
         high = low + LEVELS
         for _ in range(40):
             middle = (low + high) / 2
-            fits = torch.linalg.vector_norm(moved(middle), dim=(1, 2, 3), keepdim=True) <= eps
-            low, high = torch.where(fits, middle, low), torch.where(fits, high, middle)
-        return (centre + moved(low)).to(images.dtype)
+            low, high = torch.where(inside := fits(middle), middle, low), torch.where(inside, high, middle)
+        return torch.where(fits(low), centre + moved(low), centre).to(images.dtype)
 
 
 BALLS: dict[str, type[_Linf] | type[_L2]] = {"linf": _Linf, "l2": _L2}

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from torch import Generator, Tensor
 
 from ..models import Classifier
+from ..registry import Registry
 
 
 class Make(Protocol):
@@ -31,15 +32,13 @@ class Attack:
     passes: float
 
 
-ATTACKS: dict[str, Attack] = {}
+ATTACKS: Registry[Attack] = Registry("attack")
 
 
 def register(name: str, *, own_steps: bool = False, passes: float = 3) -> Callable[[Make], Make]:
     """Make an attack known under a name."""
 
     def decorate(make: Make) -> Make:
-        if name in ATTACKS:
-            raise ValueError(f"there is an attack {name!r} already; choose another name")
         ATTACKS[name] = Attack(make, own_steps, passes)
         return make
 

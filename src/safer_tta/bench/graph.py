@@ -56,7 +56,8 @@ def size_for(
 ) -> Size:
     """The paper's sizes; those of the embedded data, an hour of two cores; or quick ones, to see everything work."""
     if quick:
-        tiny = {**changes, "steps": 10, "batch": 8, "every": 10}
+        own = {} if {"architecture", "weights"} & set(changes) else {"architecture": "small"}  # which has weights
+        tiny = {**own, **changes, "steps": 10, "batch": 8, "every": 10}
         source = source_recipe(dataset, **tiny)
         attacked = robust(dataclasses.replace(source, steps=3, every=3), steps=1)
         return Size(source, attacked, surrogate_recipe(dataset, **tiny), images or 32, 16, 2, 1, precision)
@@ -127,7 +128,7 @@ class _Builder:
         if self.cell.attack_rate > 0:
             attack, needed = self._attack(row.attack, targets)
             before += needed
-        images = None if self.size.images is None else self.size.images // len(targets)
+        images = self._images(targets)
         definition = {
             "dataset": self.dataset.identity,
             "target": self.cell.target,
@@ -143,14 +144,20 @@ class _Builder:
                 "seed": self.cell.seed,
             },
             **self.size.described(),
-            **extensions.code(),
         }
+        definition |= extensions.code(definition)
         settings = [f"{place.rpartition('.')[2]} {value}" for place, value in self.cell.varied.items()]
         where = f"on {self.cell.target}, {self.cell.attack_rate:g} %, seed {self.cell.seed}"
         label = ", ".join([f"{row.label} {where}", *settings])
         needs = tuple(task.name for task in before)
         run = Task("run", label, definition, needs, self._run_passes(row, (images or 2000) * len(targets)))
         return [*before, run]
+
+    def _images(self, targets: list[str]) -> int | None:
+        """Of each domain of a stream."""
+        if self.size.images is not None and self.size.images < len(targets):
+            raise PlanError(f"{self.size.images} images for {len(targets)} domains; expected one of each at least")
+        return None if self.size.images is None else self.size.images // len(targets)
 
     def _source(self) -> Task:
         kind, target = self.cell.row.source, self.cell.target
@@ -173,7 +180,7 @@ class _Builder:
             trained = {"dataset": self.dataset.identity, "surrogate": target, "recipe": recipe}
             passes = 3 * recipe["steps"] * recipe["batch"]
             surrogate = Task("surrogate", f"surrogate of {target}, seed {self.cell.seed}", trained, (), passes)
-            images = None if self.size.images is None else self.size.images // len(targets)
+            images = self._images(targets)
             definition = {
                 "attack": name,
                 "threat": threat,
@@ -209,7 +216,5 @@ def _threat(attack: Attack, steps: int) -> dict[str, Any]:
     threat = {"eps": attack.eps / LEVELS, "norm": attack.norm}
     if attack.name in ATTACKS and ATTACKS[attack.name].own_steps:
         return threat
-    steps = attack.steps or steps
-    if attack.norm == "l2":
-        return full_threat(**threat, steps=steps)
-    return full_threat(**threat, steps=steps, step=attack.step / LEVELS)
+    step = {} if attack.step is None else {"step": attack.step / LEVELS}
+    return full_threat(**threat, steps=attack.steps or steps, **step)

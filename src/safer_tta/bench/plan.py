@@ -44,7 +44,7 @@ class Attack(_Strict):
 
     name: str = "pgd"
     eps: float = Field(default=8, gt=0)
-    step: float = Field(default=2, gt=0)
+    step: float | None = Field(default=None, gt=0, description="by default 2; of an l2 budget 2.5 eps / steps")
     steps: int | None = Field(default=None, ge=1, description="by default the size's: the paper's 20, and 10 for eot")
     norm: Literal["linf", "l2"] = "linf"
     draws: int = Field(default=1, ge=0, description="of the views per step of eot; 0 is the transferred attack")
@@ -54,6 +54,12 @@ class Attack(_Strict):
     def _known_attack(cls, name: str) -> str:
         _known("attack", name, [*ATTACKS, "eot"])
         return name
+
+    @model_validator(mode="after")
+    def _heard(self) -> Self:
+        if self.name in ATTACKS and ATTACKS[self.name].own_steps and (self.step or self.steps):
+            raise ValueError(f"{self.name} chooses its steps itself; leave step and steps out")
+        return self
 
 
 class Order(_Strict):
@@ -133,6 +139,10 @@ class Grid(_Strict):
         for place, values in self.vary.items():
             if not values or any(isinstance(value, (dict, list, tuple)) for value in values):
                 raise ValueError(f"{place} varies over {list(values)}; expected numbers, words or true/false")
+        named = () if isinstance(self.targets, str) else self.targets
+        for name, listed in {"rates": self.rates, "targets": named, **self.vary}.items():
+            if len(set(listed)) < len(listed):
+                raise ValueError(f"{name} has a value twice: {list(listed)}; expected each once")
         shown = [place for place in self.vary if place not in self.best_of]
         numbers = all(isinstance(v, (int, float)) for place in shown for v in self.vary[place])
         if self.figure == "lines" and (len(shown) > 1 or not numbers):
@@ -212,7 +222,7 @@ def _targets(grid: Grid, dataset: Dataset, only: Sequence[str]) -> list[str]:
     for name in (*chosen, *only):
         if name not in dataset.domains:
             raise PlanError(f"{dataset.name} has no domain {name!r}; expected one of {', '.join(dataset.domains)}")
-    return list(only) or chosen
+    return list(dict.fromkeys(only)) or chosen
 
 
 def _settings(grid: Grid, quick: bool) -> Iterator[dict[str, Any]]:
@@ -232,6 +242,8 @@ def _filled(row: Row, values: dict[str, Any]) -> Row:
         inner = content
         for part in path:
             inner = inner.setdefault(part, {})
+            if not isinstance(inner, dict):
+                raise PlanError(f"{row.label}: {place} varies inside {part!r}, which is {inner!r}; expected a table")
         inner[last] = value
     try:
         return Row.model_validate(content)
@@ -241,7 +253,10 @@ def _filled(row: Row, values: dict[str, Any]) -> Row:
 
 def _known(kind: str, name: str, known: Any) -> None:
     if name not in known:
-        raise ValueError(f"{kind} {name!r} is unknown{_near(name, known)}; expected one of {', '.join(sorted(known))}")
+        own = "" if _near(name, known) else ". Your own? Give its file: safer --extension FILE bench …"
+        raise ValueError(
+            f"{kind} {name!r} is unknown{_near(name, known)}; expected one of {', '.join(sorted(known))}{own}"
+        )
 
 
 def _near(name: str, known: Any) -> str:
@@ -250,7 +265,9 @@ def _near(name: str, known: Any) -> str:
 
 
 def _explained(error: ValidationError) -> Iterator[str]:
-    for problem in error.errors():
+    problems = error.errors()
+    named = [p for p in problems if p["type"] != "too_short"]  # of a list whose only entry is wrong: said already
+    for problem in named or problems:
         place = ".".join(str(part) for part in problem["loc"])
         said = problem["msg"].removeprefix("Value error, ")
         if problem["type"] == "extra_forbidden":

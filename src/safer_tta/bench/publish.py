@@ -55,7 +55,7 @@ class Study:
 
     def tabulated(self, found: Sequence[Found]) -> list[Table]:
         """A table for every grid; only what is whole stands beside the paper's figures."""
-        return tables.tables(self.plan, found, self.dataset if self.whole else "")
+        return tables.tables(self.plan, found, self.dataset if self.whole else "", self.cells)
 
 
 def publish(study: Study, place: Place, failed: Mapping[str, str] = {}, *, pictures: bool = True) -> Path:

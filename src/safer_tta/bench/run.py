@@ -24,6 +24,7 @@ from ..methods import Method
 from ..predictors import Prediction
 from ..seeds import generator
 from ..training import load
+from ..training.trainer import check_classes
 from .results import Results, Row
 
 Tick = Callable[..., None]
@@ -67,6 +68,7 @@ def perform(
     api.check_names(run.method, run.predictor)
     if run.eot is not None:
         check_attackable(run.method)
+    check_classes(setting.source, setting.domains[0])
     stream = Stream(setting.domains, run.stream, setting.attacked)
     attacked = run.stream.attack_rate > 0
     threat = dict(setting.threat if run.eot is None else run.eot)
@@ -89,8 +91,8 @@ def perform(
         "stream": stream.name,
         "source": digest_file(setting.source),
         **({} if run.precision == "float32" else {"precision": run.precision}),
-        **extensions.code(),
     }
+    definition |= extensions.code(definition)
 
     def build() -> Method:
         classifier = load(setting.source).to(setting.device)

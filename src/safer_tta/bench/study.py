@@ -13,7 +13,7 @@ from ..models import Classifier, zoo
 from . import plan as plans
 from .graph import check, graph, size_for
 from .publish import Study
-from .tasks import Place
+from .tasks import FROM_SCRATCH, Place, left
 
 
 def prepare(
@@ -36,6 +36,8 @@ def prepare(
     check(cells)
     given = {"weights": place.weights, "architecture": architecture}
     changes: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
+    if place.weights == FROM_SCRATCH:
+        changes["weights"] = None
     size = size_for(
         dataset.name, quick=quick, images=images, steps=steps, robust_steps=robust_steps, precision=precision, **changes
     )
@@ -62,7 +64,7 @@ def _state(name: str, place: Place) -> str:
 def estimate(study: Study, place: Place) -> float:
     """Seconds that what is left will take on one worker of this machine: the passes of all tasks, at the speed of one
     that is timed here and now."""
-    passes = sum(task.passes for task in study.tasks if not task.done(place))
+    passes = sum(task.passes for task in left(study.tasks, place))
     recipes = [task.definition["recipe"] for task in study.tasks if task.kind == "source"]
     return passes * _seconds_per_pass(recipes[0]["architecture"], place) if passes else 0.0
 

@@ -60,17 +60,18 @@ class Table:
         return ranked
 
 
-def tables(plan: Plan, found: Sequence[Found], dataset: str) -> list[Table]:
-    """One table for every grid of a plan."""
-    return [
-        _table(plan, grid, [(cell, row) for cell, row in found if cell.grid == number], dataset)
-        for number, grid in enumerate(plan.grids)
-    ]
+def tables(plan: Plan, found: Sequence[Found], dataset: str, planned: Sequence[Cell] = ()) -> list[Table]:
+    """One table for every grid of a plan. planned: its cells, done or not; averages are over the targets of these."""
+    made = []
+    for number, grid in enumerate(plan.grids):
+        mine = [(cell, row) for cell, row in found if cell.grid == number]
+        targets = {cell.target for cell in (*planned, *(cell for cell, _ in mine)) if cell.grid == number}
+        made.append(_table(plan, grid, mine, dataset, targets))
+    return made
 
 
-def _table(plan: Plan, grid: Grid, found: Sequence[Found], dataset: str) -> Table:
+def _table(plan: Plan, grid: Grid, found: Sequence[Found], dataset: str, targets: set[str]) -> Table:
     columns = _columns(grid, found)
-    targets = {cell.target for cell, _ in found}
     several = len(targets) > 1
     rows = []
     for label in dict.fromkeys(row.label for row in grid.rows):

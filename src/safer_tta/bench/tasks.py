@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import extensions
+from ..attacks import ATTACKS
 from ..data import ArrayStore, Dataset, Domain, StoreError, StreamSpec, excerpt, open_dataset
 from ..data.store import digest, digest_file, locked, read_json, write_json
 from ..training import Recipe, attacked_copies, load, train_source, train_surrogate
@@ -22,6 +23,7 @@ from .results import Results
 from .run import Run, Setting, Tick, perform
 
 FORMAT = "safer-tta.tasks"
+FROM_SCRATCH = "none"  # in the place of weights to start from
 COUNT, QUICK_COUNT = 1400, 140  # images of each embedded domain, and for quick sizes
 
 
@@ -78,6 +80,19 @@ class Task:
         return place.store / "made" / f"{self.kind}-{self.name}.{suffix}"
 
 
+def left(tasks: Sequence[Task], place: Place) -> list[Task]:
+    """What is still to be carried out: runs that are not done, and of what they need what is not there. Models that
+    only finished runs needed are nobody's business."""
+    known, wanted = {task.name: task for task in tasks}, set[str]()
+    asked = [task.name for task in tasks if task.kind == "run" and not task.done(place)]
+    while asked:
+        name = asked.pop()
+        if name not in wanted:
+            wanted.add(name)
+            asked += known[name].needs
+    return [task for task in tasks if task.name in wanted and not task.done(place)]
+
+
 @functools.lru_cache(maxsize=8)
 def hash_of(weights: str) -> str:
     """Of a file's content; `hash:…` stands for a file that is not here, to name its runs without it."""
@@ -114,7 +129,10 @@ def _check_data(task: Task, place: Place) -> None:
 
 def _check_code(task: Task) -> None:
     """A name stands for the user's own code as well."""
-    if task.kind == "run" and task.definition.get("extensions") != extensions.code().get("extensions"):
+    here: dict[str, Any] = extensions.code(task.definition) if task.kind == "run" else {}
+    if task.kind == "attacked" and task.definition["attack"] in ATTACKS:
+        here = extensions.code_of(ATTACKS[task.definition["attack"]].make)
+    if {key: value for key, value in task.definition.items() if key in ("extension", "extensions")} != here:
         raise StoreError(
             f"{task.label} is defined with other extensions than those here. Give the same files with --extension, "
             "unchanged, or plan again"
@@ -127,7 +145,7 @@ def _recipe(described: Mapping[str, Any], place: Place) -> Recipe:
 
     wanted = described["weights"]
     for path in (place.weights, SHIPPED):
-        if wanted is not None and path is not None and hash_of(str(path)) == wanted:
+        if wanted is not None and path not in (None, FROM_SCRATCH) and hash_of(str(path)) == wanted:
             return Recipe(**{**described, "weights": str(path)})
     if wanted is not None:
         raise ValueError(f"no file here has the weights with hash {wanted}; give them with --weights")

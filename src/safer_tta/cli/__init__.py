@@ -17,12 +17,14 @@ from . import bench, service
 from .options import (
     Architecture,
     AsJson,
+    AttackName,
     AttackSteps,
     BatchSize,
     Budget,
     Data,
     Device,
     LearningRate,
+    ModelSide,
     Norm,
     Out,
     Seed,
@@ -120,19 +122,22 @@ def attack(
     surrogate: Annotated[Path, typer.Option(help="The attacker's model, from `safer train surrogate`.")],
     store: Store,
     data: Data = "synthetic",
+    name: AttackName = "pgd",
     eps: Budget = None,
     step: StepSize = None,
-    steps: AttackSteps = 20,
+    steps: AttackSteps = None,
     norm: Norm = "linf",
     seed: Seed = 0,
-    side: Side = 224,
+    side: ModelSide = None,
     device: Device = "cpu",
     as_json: AsJson = False,
 ) -> None:
-    """Make the attacked copy of every image of a domain (PGD on the surrogate); kept, and shared by all runs."""
-    threat = _threat(eps, step, steps, norm)
-    domain = _dataset(data, side, target, others=False).domain(target)
-    model, attacked = _attacked(domain, surrogate, store, threat, seed, device)
+    """Make the attacked copy of every image of a domain on the surrogate; kept, and shared by all runs."""
+    from ..training.trainer import side_for
+
+    threat = _threat(name, eps, step, steps, norm)
+    domain = _dataset(data, side_for(surrogate, side), target, others=False).domain(target)
+    model, attacked = _attacked(domain, surrogate, store, name, threat, seed, device)
     result(
         {
             "images": len(domain),
@@ -155,15 +160,16 @@ def run(
     surrogate: Annotated[
         Path | None, typer.Option(help="The attacker's model; needed when anything is attacked.")
     ] = None,
+    attack: AttackName = "pgd",
     eps: Budget = None,
     step: StepSize = None,
-    steps: AttackSteps = 20,
+    steps: AttackSteps = None,
     norm: Norm = "linf",
     order: Annotated[str, typer.Option(help="shuffled or correlated.")] = "shuffled",
     batch: Annotated[int, typer.Option(help="Images in a batch.")] = 64,
     limit: Annotated[int | None, typer.Option(help="Only so many images of the stream.")] = None,
     seed: Seed = 0,
-    side: Side = 224,
+    side: ModelSide = None,
     device: Device = "cpu",
     as_json: AsJson = False,
 ) -> None:
@@ -171,18 +177,19 @@ def run(
     from ..api import check_names
     from ..bench.run import Run, Setting, perform
     from ..data import StreamSpec
+    from ..training.trainer import side_for
 
     spec = StreamSpec(order=order, attack_rate=attack_rate, batch=batch, limit=limit, seed=seed)
     wanted = Run(method=method, predictor=predictor, stream=spec)
     check_names(method, predictor)
-    domain = _dataset(data, side, target, others=False).domain(target)
-    threat = _threat(eps, step, steps, norm)
+    threat = _threat(attack, eps, step, steps, norm)
+    if attack_rate > 0 and surrogate is None:
+        raise typer.BadParameter("an attack rate above 0 needs --surrogate, the attacker's model")
+    domain = _dataset(data, side_for(model, side), target, others=False).domain(target)
     attacked = None
-    if attack_rate > 0:
-        if surrogate is None:
-            raise typer.BadParameter("an attack rate above 0 needs --surrogate, the attacker's model")
-        attacked = (_attacked(domain, surrogate, store, threat, seed, device)[1],)
-    setting = Setting((domain,), attacked, threat, model, device)
+    if attack_rate > 0 and surrogate is not None:
+        attacked = (_attacked(domain, surrogate, store, attack, threat, seed, device)[1],)
+    setting = Setting((domain,), attacked, threat, model, device, attack)
     with _progress(f"{method} on {predictor}") as tick:
         row = perform(wanted, setting, store / "runs", tick=tick)
     result(row, as_json, ["accuracy", "accuracy_attacked", "accuracy_clean", "nll", "ece", "ms_per_step", "run"])
@@ -295,16 +302,20 @@ def _dataset(data: str, side: int, target: str, *, others: bool) -> Any:
         return dataset
 
 
-def _attacked(domain: Any, surrogate: Path, store: Path, threat: dict[str, Any], seed: int, device: str) -> Any:
+def _attacked(
+    domain: Any, surrogate: Path, store: Path, attack: str, threat: dict[str, Any], seed: int, device: str
+) -> Any:
     from ..data import ArrayStore
     from ..data.store import digest_file
     from ..training import attacked_copies, load
+    from ..training.trainer import check_classes
 
+    check_classes(surrogate, domain)
     model = load(surrogate).to(device)
     with _progress("attacked images") as tick:
         arrays = ArrayStore(store / "attacked")
         return model, attacked_copies(
-            domain, model, arrays, source=digest_file(surrogate), threat=threat, seed=seed, progress=tick
+            domain, model, arrays, source=digest_file(surrogate), attack=attack, threat=threat, seed=seed, progress=tick
         )
 
 
@@ -329,11 +340,16 @@ def _fraction(text: str) -> float:
         raise typer.BadParameter(f"{text!r} is not a number; expected a fraction such as 8/255") from None
 
 
-def _threat(eps: str | None, step: str | None, steps: int, norm: str) -> dict[str, Any]:
+def _threat(attack: str, eps: str | None, step: str | None, steps: int | None, norm: str) -> dict[str, Any]:
+    from ..attacks import ATTACKS
     from ..training import full_threat
 
+    if attack not in ATTACKS:
+        raise typer.BadParameter(f"attack {attack!r} is unknown; expected one of {', '.join(sorted(ATTACKS))}")
+    if ATTACKS[attack].own_steps and (step or steps):
+        raise typer.BadParameter(f"{attack} chooses its steps itself; leave --step and --steps out")
     fractions = {name: _fraction(text) for name, text in (("eps", eps), ("step", step)) if text is not None}
-    return full_threat(**fractions, steps=steps, norm=norm)
+    return full_threat(**fractions, norm=norm, **_given(steps=steps))
 
 
 def _given(**values: Any) -> dict[str, Any]:

@@ -20,7 +20,9 @@ def bench(
     data: Data = "synthetic",
     seeds: Annotated[int, typer.Option(min=1, help="How many; results are means over them.")] = 3,
     target: Annotated[list[str] | None, typer.Option(help="Only this domain; may be given again.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Tiny models and streams, to see everything work.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Tiny models and streams, one target and seed, to see everything work.")
+    ] = False,
     images: Annotated[int | None, typer.Option(min=1, help="Images in a stream (default: all; synthetic 512).")] = None,
     architecture: Architecture = None,
     weights: Weights = None,
@@ -53,7 +55,9 @@ def bench(
 
     if what == "list":
         return _list_plans(as_json)
-    _check_words(what, of, weights=weights, dry_run=dry_run, engine=engine, address=address)
+    if quick and (steps or robust_steps):
+        raise typer.BadParameter("--quick has sizes of its own; leave --steps and --robust-steps out")
+    _check_words(what, of, dry_run=dry_run, engine=engine, address=address)
     place = Place(
         store, data, side, QUICK_COUNT if quick else COUNT, weights=weights, device=device, compile=compile,
         extensions=extensions.loaded(),
@@ -75,9 +79,7 @@ def bench(
     return _run(study, place, engine, options, sink or [], as_json)
 
 
-def _check_words(
-    what: str, of: str | None, *, weights: str | None, dry_run: bool, engine: str, address: str | None
-) -> None:
+def _check_words(what: str, of: str | None, *, dry_run: bool, engine: str, address: str | None) -> None:
     """What would be left unheard is refused."""
     if what in ("status", "tasks") and of is None:
         raise typer.BadParameter(f"`safer bench {what}` needs a plan or file after it")
@@ -87,8 +89,6 @@ def _check_words(
         raise typer.BadParameter("`safer bench tasks` has no --dry-run; ask for it where the tasks are written")
     if address is not None and engine != "ray":
         raise typer.BadParameter(f"--address is of a Ray cluster and the engine is {engine}; expected --engine ray")
-    if weights == "none":
-        raise typer.BadParameter("a study starts from pretrained weights; expected a safetensors file")
 
 
 def _write_down(study: Any, file: Path, as_json: bool) -> None:

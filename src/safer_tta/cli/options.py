@@ -14,11 +14,15 @@ Data = Annotated[
 Target = Annotated[str, typer.Option(help="The domain to adapt to; a source model is trained on the others.")]
 Seed = Annotated[int, typer.Option(help="Decides everything random.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda or mps.")]
-Side = Annotated[int, typer.Option(help="Pixels a side to which a folder's images are resized.")]
+Side = Annotated[int, typer.Option(min=8, help="Pixels a side to which a folder's images are resized.")]
+ModelSide = Annotated[
+    int | None, typer.Option("--side", min=8, help="Pixels a side of a folder's images (default: the model's).")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON, for machines.")]
 Budget = Annotated[str | None, typer.Option(help="Largest change, as a fraction (default: 8/255; l2 has none).")]
 StepSize = Annotated[str | None, typer.Option(help="Size of one step (default: 2/255; for l2 2.5 eps / steps).")]
-AttackSteps = Annotated[int, typer.Option("--steps", help="Number of attack steps.")]
+AttackName = Annotated[str, typer.Option("--attack", help="pgd, autoattack (extra [attacks]), or an extension's.")]
+AttackSteps = Annotated[int | None, typer.Option("--steps", help="Number of attack steps (default: 20).")]
 Norm = Annotated[str, typer.Option(help="linf or l2.")]
 Store = Annotated[Path, typer.Option(help="Folder for what is made once: attacked images and rows.")]
 Out = Annotated[

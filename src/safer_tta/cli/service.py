@@ -8,6 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
+from .options import ModelSide
+
 MEGABYTE = 2**20
 
 
@@ -17,7 +19,7 @@ def serve(
     method: Annotated[str, typer.Option(help="How it adapts: a name of `safer methods`.")] = "tent",
     predictor: Annotated[str, typer.Option(help="plain, jpeg, fft, blur, safer, safer-a or safer-gate.")] = "safer",
     views: Annotated[int | None, typer.Option(min=1, help="Augmented views of SAFER; 4 if not given.")] = None,
-    side: Annotated[int, typer.Option(min=8, help="Pixels a side that the model takes.")] = 224,
+    side: ModelSide = None,
     host: Annotated[
         str, typer.Option(help="Address to listen on; beyond this machine only with --tokens.")
     ] = "127.0.0.1",

@@ -169,6 +169,11 @@ class ImageFolder:
                 f"{self.root} holds no folders; expected one for each domain, with one for each class in it"
             )
         per_domain = {domain: self._classes(place) for domain, place in self.places.items()}
+        if not any(images for classes in per_domain.values() for images in classes.values()):
+            raise DataError(
+                f"{self.root} holds no images where they are looked for; expected {self.root.name}/domain/class/image. "
+                "Is it a folder too deep, or not deep enough?"
+            )
         self.classes = tuple(sorted(set().union(*per_domain.values())))
         for domain, classes in per_domain.items():
             missing = [c for c in self.classes if not classes.get(c)]

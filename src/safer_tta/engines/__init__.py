@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..bench.tasks import Place, Task
+from ..bench.tasks import Place, Task, left
 
 ATTEMPTS = 3  # a worker may die of something that is not the task's fault
 
@@ -31,21 +31,8 @@ class Schedule:
     def __init__(self, tasks: Sequence[Task], place: Place, report: Report) -> None:
         self.report, self.failed = report, dict[str, str]()
         self.known = {task.name: task for task in tasks}
-        # Tasks that are done are not handed to anybody; nor are the models that only they needed.
-        runs = [task for task in tasks if task.kind == "run" and not task.done(place)]
-        wanted = self._with_needs(runs)
-        self.waiting = [task for task in tasks if task.name in wanted and not task.done(place)]
+        self.waiting = left(tasks, place)
         self.left = {task.name for task in self.waiting}
-
-    def _with_needs(self, runs: Sequence[Task]) -> set[str]:
-        wanted: set[str] = set()
-        todo = [task.name for task in runs]
-        while todo:
-            name = todo.pop()
-            if name not in wanted:
-                wanted.add(name)
-                todo += self.known[name].needs
-        return wanted
 
     def next(self) -> Task | None:
         """A task that may start now."""

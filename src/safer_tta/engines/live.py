@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from ..bench.tasks import Place, Task
+from ..bench.tasks import Place, Task, left
 from . import Event
 
 QUIET_SECONDS = 15.0
@@ -20,7 +20,7 @@ class Live:
 
     def __init__(self, tasks: Sequence[Task], place: Place) -> None:
         self.place = place
-        self.open = [task for task in tasks if not task.done(place)]
+        self.open = left(tasks, place)
         self.total, self.already = len(tasks), len(tasks) - len(self.open)
         self.passes = sum(task.passes for task in self.open) or 1.0
         self.finished = self.failed = 0

@@ -11,6 +11,7 @@ from typing import Any
 
 from ..allocator import keep_freed_memory
 from ..bench.tasks import Place, Task, execute
+from ..extensions import told
 from . import ATTEMPTS, Event, Schedule
 
 
@@ -136,6 +137,6 @@ def _work(connection: Connection, place: Place, threads: int) -> None:
         except BrokenPipeError:
             return
         except Exception as error:
-            connection.send(("failed", f"{type(error).__name__}: {error}"))
+            connection.send(("failed", told(error)))
         else:
             connection.send(("finished",))

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..bench.tasks import Place, Task, execute
+from ..extensions import told
 from . import ATTEMPTS, Event, Schedule
 
 
@@ -73,5 +74,5 @@ def _work(task: Task, place: Place, threads: int) -> str | None:
     try:
         execute(task, place)
     except Exception as error:
-        return f"{type(error).__name__}: {error}"
+        return told(error)
     return None

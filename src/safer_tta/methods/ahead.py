@@ -59,7 +59,7 @@ class Ahead:
             return
         self.prepared = Prepared(given, images, filled, before, ready)
 
-    def take(self, given: Any) -> tuple[Tensor, Draw] | None:
+    def take(self, given: Any) -> Prepared | None:
         """What was prepared, if this is the batch it was prepared for."""
         prepared = self.prepared
         if prepared is None or prepared.given is not given:
@@ -69,7 +69,7 @@ class Ahead:
         here.wait_event(prepared.ready)
         for tensor in (prepared.images, prepared.draw.views(prepared.images)):
             tensor.record_stream(here)
-        return prepared.images, prepared.draw
+        return prepared
 
     def undo(self, method: Method) -> None:
         """As if nothing had been drawn early."""

@@ -17,7 +17,7 @@ from ..optimizers import finite_gradients
 from ..predictors import Prediction, Predictor
 from . import ahead
 from .cost import Cost
-from .state import Snapshot, State
+from .state import GENERATOR, Snapshot, State
 from .stateful import Stateful, alone
 from .unattended import Unattended
 
@@ -140,8 +140,10 @@ class Method(Stateful):
             self.undraw()
         with torch.enable_grad():
             held = self.state.hold()
+            if prepared is not None:
+                held[GENERATOR] = prepared.generator
             try:
-                ready, draw = prepared or self._drawn(_own(images))
+                ready, draw = (prepared.images, prepared.draw) if prepared else self._drawn(_own(images))
                 return self._step(ready, draw, held)
             except BaseException:
                 self.state.put_back(held)

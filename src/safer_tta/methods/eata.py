@@ -64,13 +64,18 @@ class EATA(Method):
         parameters = self.classifier.learning(self.updates)
         total = [torch.zeros_like(p) for p in parameters]
         count = 0
-        for batch in batches:
-            images = batch[0] if isinstance(batch, (tuple, list)) else batch
-            with torch.enable_grad():
-                logits = self.predictor.lesson(images, track=False).logits
-                gradients = torch.autograd.grad(F.cross_entropy(logits, logits.argmax(dim=1)), parameters)
-            total = [t + g.square() for t, g in zip(total, gradients, strict=True)]
-            count += 1
+        before = self.state.hold()
+        try:
+            for batch in batches:
+                images = batch[0] if isinstance(batch, (tuple, list)) else batch
+                with torch.enable_grad():
+                    logits = self.predictor.lesson(images, self.predictor.draw(images), track=False).logits
+                    loss = F.cross_entropy(logits, logits.argmax(dim=1))
+                    gradients = torch.autograd.grad(loss, parameters, allow_unused=True)  # of an auxiliary head, say
+                total = [t if g is None else t + g.square() for t, g in zip(total, gradients, strict=True)]
+                count += 1
+        finally:
+            self.state.put_back(before)  # the stream is drawn as without it
         if not count:
             raise ValueError("fit_source received no batch; expected source images")
         for index, value in enumerate(total):

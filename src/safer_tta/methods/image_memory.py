@@ -55,7 +55,7 @@ class ImageMemory:
         empty = len(self) == 0
         for column in self.columns:
             new = row[column][None]
-            self[column] = new if empty else torch.cat([self[column], new])
+            self[column] = new.clone() if empty else torch.cat([self[column], new])  # never the caller's own
 
     def replace(self, place: int, **row: Tensor) -> None:
         for column in self.columns:

@@ -6,26 +6,30 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
+from ..models.classifier import Updates
 from ..options import check
 from ..predictors import Predictor
+from ..registry import Registry
 from .base import Method
 
-METHODS: dict[str, type[Method]] = {}
+METHODS: Registry[type[Method]] = Registry("method")
 
 M = TypeVar("M", bound=type[Method])
+CITATION = re.compile(r'([A-Z][^\n"]*?), "([^"]+)",\s+([^\n]*?\d{4})')
 
 
 def register(name: str) -> Callable[[M], M]:
     """Make a Method known under a name."""
 
     def decorate(cls: M) -> M:
-        again = name in METHODS and METHODS[name].__qualname__ == cls.__qualname__ and cls.__module__ == "__main__"
-        if name in METHODS and not again:  # a notebook's cell may be run twice
-            raise ValueError(f"two methods are called {name!r}: {METHODS[name].__module__} and {cls.__module__}")
-        cls.name = name
+        if cls.updates not in get_args(Updates):
+            raise ValueError(
+                f"{cls.__name__}.updates is {cls.updates!r}; expected one of {', '.join(get_args(Updates))}"
+            )
         METHODS[name] = cls
+        cls.name = name
         return cls
 
     return decorate
@@ -44,14 +48,17 @@ def create(name: str, predictor: Predictor, **options: Any) -> Method:
 def settings(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """Every option of a method, those not given at their defaults."""
     parameters = inspect.signature(METHODS[name]).parameters.values()
-    return {p.name: p.default for p in parameters if p.name != "predictor"} | dict(options)
+    defaults = {p.name: p.default for p in parameters if p.name != "predictor" and p.kind is not p.VAR_KEYWORD}
+    return defaults | dict(options)
 
 
 def describe(name: str) -> dict[str, str]:
     """A method's line in a list: what it is, whose it is, what it updates and costs."""
     cls = METHODS[name]
-    text = inspect.cleandoc(sys.modules[cls.__module__].__doc__ or "")
-    paper = re.search(r'([A-Z][^\n"]*?), "([^"]+)",\s+([^\n]*?\d{4})', text)
+    # Of its own, where a file has several methods; else of its file.
+    texts = [inspect.cleandoc(doc or "") for doc in (cls.__dict__.get("__doc__"), sys.modules[cls.__module__].__doc__)]
+    text = next((doc for doc in texts if CITATION.search(doc)), texts[1] or texts[0])
+    paper = CITATION.search(text)
     return {
         "updates": cls.updates,
         "cost": str(cls.cost),

@@ -10,7 +10,7 @@ import copy
 import functools
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, Concatenate, ParamSpec, Self, TypeVar, overload
 
 import torch
@@ -37,14 +37,14 @@ def alone(*, drawn_ahead: bool) -> Callable[[Inner[S, P, T]], Inner[S, P, T]]: .
 
 
 def alone(function: Any = None, *, drawn_ahead: bool = False) -> Any:
-    """Run with the method to itself, and outside any inference mode of the caller: what is made here must train. A
-    batch that was drawn ahead is undrawn first, unless the function knows what to do with it."""
+    """Run with the method to itself. A batch that was drawn ahead is undrawn first, unless the function knows what to
+    do with it."""
     if function is None:
         return functools.partial(alone, drawn_ahead=drawn_ahead)
 
     @functools.wraps(function)
     def run(self: Any, /, *arguments: Any, **keywords: Any) -> Any:
-        with self._lock.lock, torch.inference_mode(False):
+        with self.to_myself():
             if not drawn_ahead:
                 self.undraw()
             return function(self, *arguments, **keywords)
@@ -73,9 +73,12 @@ class Stateful:
 
     def undraw(self) -> None: ...
 
-    def to_myself(self) -> contextlib.AbstractContextManager[bool]:
-        """Inside, no other thread adapts, predicts or loads."""
-        return self._lock.lock
+    @contextlib.contextmanager
+    def to_myself(self) -> Iterator[None]:
+        """Inside, no other thread adapts, predicts or loads; and no inference mode of the caller holds, as what is made
+        here must train."""
+        with self._lock.lock, torch.inference_mode(False):
+            yield
 
     @alone
     def reset(self) -> None:

@@ -203,7 +203,14 @@ class Classifier(nn.Module):
 
     def _verify(self, entered: list[Tensor], left: list[Tensor], output: Any, batch: int) -> None:
         """The head must be the model's last step, called once on one feature vector per image."""
-        advice = f"Name another layer with Classifier(model, head=...): it has {_linears(self.model)}."
+        found = _linears(self.model)
+        others = ", ".join(found[-5:]) + (f" and {len(found) - 5} before" if len(found) > 5 else "")
+        advice = f"Name another layer with Classifier(model, head=...): it has {others}." if len(found) > 1 else ""
+        if not isinstance(output, Tensor):
+            raise TypeError(
+                f"the model returned {type(output).__name__}; expected a tensor of class scores (B,K), or an object "
+                "that holds them as .logits"
+            )
         if len(entered) != 1:
             raise ValueError(f"head {self.head_name!r} ran {len(entered)} times in one pass; expected once. {advice}")
         if entered[0].ndim != 2 or len(entered[0]) != batch:
@@ -211,7 +218,7 @@ class Classifier(nn.Module):
                 f"head {self.head_name!r} received {tuple(entered[0].shape)} for {batch} images; "
                 f"expected ({batch}, features). {advice}"
             )
-        if output is not left[0] and not (isinstance(output, Tensor) and torch.equal(output, left[0])):
+        if output is not left[0] and not torch.equal(output, left[0]):
             raise ValueError(
                 f"the model's output is not what its head {self.head_name!r} returned; expected the head's scores "
                 f"as they are, without a softmax or a further layer behind them. {advice}"
@@ -272,5 +279,9 @@ def _normalisation(
     shifted, scale = shifted.expand(3, 1, 1), scale.expand(3, 1, 1)
     if not bool((scale > 0).all()):
         raise ValueError(f"std is {std}; expected positive numbers, one per channel")
+    if bool((scale > 2).any()) or bool((shifted.abs() > 2).any()):
+        raise ValueError(
+            f"mean is {mean} and std {std}, for pixels of 0..255; expected them for pixels in [0,1]: divide both by 255"
+        )
     reference = next(model.parameters(), torch.empty(0))
     return shifted.to(reference, copy=True), scale.to(reference, copy=True)

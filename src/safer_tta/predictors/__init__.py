@@ -10,19 +10,21 @@ from torch import nn
 
 from ..models import Classifier
 from ..options import check
+from ..registry import Registry
 from ..views import Draw
 from .base import Prediction, Predictor, Report, check_images
 from .defended import TRANSFORMS, Defended
 from .plain import Plain
 from .safer import Safer
 
-PREDICTORS: dict[str, Callable[..., Predictor]] = {
+_SHIPPED: dict[str, Callable[..., Predictor]] = {
     "plain": Plain,
     **{name: functools.partial(Defended, transform=name) for name in TRANSFORMS},
     "safer": Safer,
     "safer-a": functools.partial(Safer, mixing="sigmoid"),
     "safer-gate": functools.partial(Safer, mixing="gate"),
 }
+PREDICTORS = Registry("predictor", _SHIPPED)
 
 
 def create(name: str, classifier: Classifier | nn.Module, *, seed: int | None = None, **options: Any) -> Predictor:

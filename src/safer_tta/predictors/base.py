@@ -25,8 +25,9 @@ class Report:
     weights (V,B): the share of every view in every image's prediction
     reliability (V,): agreement of each view with the others
     dropped: index of the view the pooling rule left out, -1 if it left out none (mixing may still give it weight)
-    signal (B,): every image's suspicion: under the gate the probability that it is attacked, under SAFER-A the signal
-        that its mixing names, else `feat_disagreement` (a distance from 0 to 2)
+    signal (B,): every image's suspicion, the more the worse: under the gate the probability that it is attacked, under
+        SAFER-A the signal that its mixing names (its negative where less of it is suspicious), else `feat_disagreement`
+        (a distance from 0 to 2)
     view_probs (V,B,K): what each view alone would have said
     pipelines: the operators of each augmented view
     health: what a guard around the method has counted so far
@@ -39,12 +40,6 @@ class Report:
     view_probs: Tensor | None = None
     pipelines: tuple[tuple[str, ...], ...] = ()
     health: Mapping[str, int] = field(default_factory=dict)
-
-    def __getitem__(self, name: str) -> Any:
-        try:
-            return getattr(self, name)
-        except AttributeError:
-            raise KeyError(name) from None
 
 
 @dataclass(frozen=True)
@@ -76,10 +71,10 @@ class Prediction:
         )
 
     def answered(self) -> Prediction:
-        """As a user sees it: the answer where the lesson stood."""
+        """As a user sees it: the answer where the lesson stood, and nothing of what the method keeps for itself."""
         if self.answer is None:
-            return dataclasses.replace(self, lesson=None)
-        return dataclasses.replace(self, probs=self.answer, logits=log_probabilities(self.answer), answer=None)
+            return dataclasses.replace(self, lesson=None, kept={})
+        return dataclasses.replace(self, probs=self.answer, logits=log_probabilities(self.answer), answer=None, kept={})
 
     def saying(self, logits: Tensor, *, lesson: Tensor | None = None) -> Prediction:
         """With an answer of a method's own making in the place of the predictor's."""
@@ -195,8 +190,7 @@ def check_images(images: Any, *, values: bool = True) -> None:
         raise TypeError(f"images are {type(images).__name__}; expected a torch.Tensor (B,3,H,W)")
     if images.ndim != 4 or images.shape[1] != 3 or 0 in images.shape:
         raise ValueError(
-            f"images have shape {tuple(images.shape)}; expected (B,3,H,W) with at least one image. "
-            "Grey images: images.expand(-1, 3, -1, -1). Four channels: drop the alpha channel, images[:, :3]"
+            f"images have shape {tuple(images.shape)}; expected (B,3,H,W) with at least one image. {_remedy(images)}"
         )
     if images.dtype == torch.uint8:
         return
@@ -207,7 +201,21 @@ def check_images(images: Any, *, values: bool = True) -> None:
         if not (lowest >= 0 and highest <= 1):
             if not bool(torch.isfinite(images).all()):
                 raise ValueError("images hold NaN or Inf; expected floats in [0,1]. Look for it where they are decoded")
+            near = lowest > -0.1 and highest < 1.1
             raise ValueError(
-                f"images lie in [{lowest:.4g}, {highest:.4g}]; expected [0,1] before any normalisation. "
-                "Pass uint8, or divide by 255; declare normalisation with Classifier(model, mean=..., std=...)"
+                f"images lie in [{lowest:.8g}, {highest:.8g}]; expected [0,1] before any normalisation. "
+                + ("After resizing or rounding: images.clamp(0, 1)" if near else "Pass uint8, or divide by 255; ")
+                + ("" if near else "declare normalisation with Classifier(model, mean=..., std=...)")
             )
+
+
+def _remedy(images: Tensor) -> str:
+    if images.ndim == 3:
+        return "One image: images.unsqueeze(0)"
+    if images.ndim == 4 and images.shape[3] == 3:
+        return "Channels last: images.permute(0, 3, 1, 2)"
+    if images.ndim == 4 and images.shape[1] == 1:
+        return "Grey images: images.expand(-1, 3, -1, -1)"
+    if images.ndim == 4 and images.shape[1] == 4:
+        return "Four channels: drop the alpha channel, images[:, :3]"
+    return ""

@@ -14,18 +14,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..models import Classifier
+from ..registry import Registry
 from ..views import OPERATORS, Draw
 from .base import Prediction, Predictor, single_view
 
-TRANSFORMS: dict[str, Callable[[Tensor], Tensor]] = {}
+TRANSFORMS: Registry[Callable[[Tensor], Tensor]] = Registry("transform")
 
 
 def transform(name: str) -> Callable[[Callable[[Tensor], Tensor]], Callable[[Tensor], Tensor]]:
     """Register a function of images in [0,1]."""
 
     def register(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-        if name in TRANSFORMS:
-            raise ValueError(f"there is a transform {name!r} already; choose another name")
         TRANSFORMS[name] = function
         return function
 

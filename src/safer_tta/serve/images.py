@@ -58,6 +58,8 @@ def _opened(content: bytes, number: int) -> Iterator[Any]:
             yield image
     except Refused:
         raise
+    except Image.DecompressionBombError as error:
+        raise Refused(413, f"image {number} has too many pixels to be opened; send a smaller one") from error
     except Exception as error:  # Pillow's decoders raise whatever they stumble over
         raise Refused(
             422, f"image {number} cannot be decoded; expected a whole {', '.join(FORMATS)} file of bytes"

@@ -7,14 +7,16 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from starlette.exceptions import HTTPException
+
 MEGABYTE = 2**20
 
 
-class Refused(Exception):  # noqa: N818 - it is the client's error, not ours
+class Refused(HTTPException):
     """A request that is answered with a status and a reason."""
 
     def __init__(self, status: int, message: str, *, retry_after: float | None = None) -> None:
-        super().__init__(message)
+        super().__init__(status, message)
         self.status, self.message, self.retry_after = status, message, retry_after
 
 
@@ -24,7 +26,8 @@ class Limits:
     a batch as it arrives; json_bytes: of any other request; upload_bytes: of all that are arriving at once.
     queue, owner_queue, stream_queue: batches that may wait, in all, of one owner and of one stream; with more than
     `behind` of its own waiting a stream is answered without learning. decoding: batches decoded or waiting for it.
-    memory_bytes: adapted states kept in memory; the others are parked on disk. disk_bytes: of the journal.
+    memory_bytes: adapted states kept in memory; the others are parked on disk. disk_bytes: of the journal, beyond
+    which no stream is created; those that are there go on.
     requests_per_s: of one owner, twice as many at once. feeds: of one owner.
     """
 

@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .. import api, methods
+from .. import api, extensions, methods
 from ..data.store import digest, digest_file
+from ..methods.registry import settings
 from ..training import load
-from ..training.trainer import recipe_of
+from ..training.trainer import recipe_of, side_for
 from .app import create_app
 from .journal import Journal
 from .limits import Limits
@@ -25,7 +26,7 @@ from .tokens import Tokens
 
 @dataclass(frozen=True, kw_only=True)
 class Service:
-    """model: a file of `safer train source`. abstain: suspicion above which an image is flagged. seed: for replays;
+    """model: a file of `safer train source`. side: pixels of its images (default: as trained). abstain: suspicion above which an image is flagged. seed: for replays;
     without it every stream draws a secret one. seconds: allowed for a batch, before learning is left out."""
 
     model: Path
@@ -34,7 +35,7 @@ class Service:
     predictor: str = "safer"
     options: Mapping[str, Any] = field(default_factory=dict)
     predictor_options: Mapping[str, Any] = field(default_factory=dict)
-    side: int = 224
+    side: int | None = None
     device: str = "cpu"
     precision: str = "float32"
     abstain: float = 0.5
@@ -53,19 +54,20 @@ class Service:
 
     def engine(self) -> Engine:
         api.check_names(self.method, self.predictor)
-        method = self.build()
+        side, method = side_for(self.model, self.side), self.build()
         check_memory(method, self.limits)
-        settings = {
-            "model": digest_file(self.model), "method": self.method, "options": dict(self.options),
+        decided_by = {
+            "model": digest_file(self.model), "method": self.method,
+            "options": settings(api.split_name(self.method)[0], self.options),
             "predictor": self.predictor, "predictor_options": method.predictor.settings, "precision": self.precision,
-            "side": self.side,
+            "side": side,
         }  # fmt: skip
         served = Served(
-            version=digest(settings),
+            version=digest(decided_by | extensions.code(decided_by)),
             method=self.method,
             predictor=self.predictor,
             classes=tuple(recipe_of(self.model)["classes"]),
-            side=self.side,
+            side=side,
             views=1 + int(method.predictor.settings.get("views", 0)),
             abstain=self.abstain,
         )

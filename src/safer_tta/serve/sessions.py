@@ -24,7 +24,7 @@ from torch import Tensor
 
 from ..guards import Guard
 from ..methods import Method
-from ..methods.state import GENERATOR
+from ..methods.state import GENERATOR, Snapshot
 from ..predictors import Prediction
 from ..seeds import generator
 from .images import Pictures
@@ -40,8 +40,6 @@ ALARMS = {
     "non_finite_answers": "answer not finite", "non_finite_losses": "loss not finite",
     "non_finite_gradients": "gradient not finite",
 }  # fmt: skip
-UNLEARNT = ("skipped_updates", "non_finite_losses", "non_finite_gradients")
-
 
 Listener = Callable[[Json | None], object]
 
@@ -239,13 +237,16 @@ class Engine:
                 raise Refused(409, "this Idempotency-Key was used for other images; expected a new key for a new batch")
             return stored[0], True
         self._put_in(stream)
-        before, started = stream.memory.counters.copy(), time.perf_counter()
-        prediction = self.guard(torch.from_numpy(images), learn=self._waiting[identity] <= self.limits.behind)
+        counters, state, started = stream.memory.counters.copy(), stream.state, time.perf_counter()
+        try:
+            prediction = self.guard(torch.from_numpy(images), learn=self._waiting[identity] <= self.limits.behind)
+        except ValueError as error:  # the method takes no such batch, and has changed nothing
+            raise Refused(422, str(error)) from error
         seconds = time.perf_counter() - started
         self._take_out(stream)
         stream.batches += 1
         stream.images += len(images)
-        answer = self._described(stream, prediction, before, seconds)
+        answer = self._described(stream, prediction, counters, seconds, adapted=_moved(state, stream.state))
         self.journal.commit(stream, answer, key, content)
         self._make_room(stream)
         self.metrics.count(answer["report"])
@@ -324,15 +325,15 @@ class Engine:
             total -= self._bytes.pop(idle, 0)
         self.metrics.hot.set(len(self._hot))
 
-    def _described(self, stream: Stream, prediction: Prediction, before: Counter[str], seconds: float) -> Json:
+    def _described(
+        self, stream: Stream, prediction: Prediction, before: Counter[str], seconds: float, *, adapted: bool
+    ) -> Json:
         """The answer as the API gives it."""
         report, probs, labels = prediction.report, prediction.probs.float().cpu(), prediction.labels.tolist()
         happened = stream.memory.counters - before
         suspicion = None if report.signal is None else report.signal.float().cpu()
         unsure = ~torch.isfinite(probs).all(dim=1)
         abstain = (unsure if suspicion is None else unsure | ~(suspicion <= self.served.abstain)).tolist()
-        learns = bool(self.method.state.adapted or self.method.state.memory)
-        adapted = learns and not stream.frozen and not any(happened[name] for name in UNLEARNT)
         shares = torch.bincount(torch.tensor(labels), minlength=probs.shape[1]).double() / len(labels)
         told = {
             "stream": stream.name, "number": stream.batches, "time": stream.last, "images": len(labels),
@@ -352,6 +353,13 @@ class Engine:
             "weights": _listed(report.weights), "adapted": adapted, "model": self.served.version,
             "report": told,
         }  # fmt: skip
+
+
+def _moved(before: Snapshot, after: Snapshot) -> bool:
+    """Whether anything was learnt: the generator runs on in any case."""
+    if before.keys() != after.keys():
+        return True
+    return any(name != GENERATOR and not torch.equal(old.cpu(), after[name].cpu()) for name, old in before.items())
 
 
 def _stopping() -> Refused:

@@ -31,8 +31,8 @@ def source_recipe(dataset: str, **changes: Any) -> Recipe:
     if "weights" not in settings:
         if settings.get("architecture") != "small":
             raise ValueError(
-                "no pretrained weights given; expected a safetensors file to start from (the paper: ImageNet), or "
-                "weights none to train from scratch"
+                "no pretrained weights given; expected a safetensors file to start from (the paper: ImageNet), weights "
+                "none to train from scratch, or architecture small, which brings its own"
             )
         settings["weights"] = str(SHIPPED)
     return Recipe(**settings)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from .. import extensions
 from ..attacks import ATTACKS
@@ -47,6 +48,20 @@ def full_threat(**changes: Any) -> dict[str, Any]:
     return threat
 
 
+def _levels(attacked: Tensor, images: Tensor, threat: dict[str, Any], attack: str) -> Tensor:
+    """Attacked images as bytes, if they are what the threat allows: anybody may have written the attack."""
+    levels = (attacked * 255).round()
+    if levels.shape != images.shape:
+        raise ValueError(f"{attack} made images of shape {tuple(levels.shape)} of {tuple(images.shape)}")
+    if not bool(((levels >= 0) & (levels <= 255)).all()):
+        raise ValueError(f"{attack} made values outside [0,1]; expected images")
+    change = ((levels - images) / 255).flatten(1)
+    size = float((change.abs() if threat["norm"] == "linf" else change.norm(dim=1)).max())
+    if size > threat["eps"] + 0.5 / 255:  # a budget that is no whole level may be rounded up to one
+        raise ValueError(f"{attack} changed an image by {size:.4f} ({threat['norm']}); allowed is {threat['eps']:.4f}")
+    return levels.byte()
+
+
 def attacked_copies(
     target: Domain,
     surrogate: Classifier,
@@ -75,6 +90,6 @@ def attacked_copies(
         images = torch.from_numpy(np.array(target.images[first:last])).to(surrogate.device)
         labels = torch.from_numpy(target.labels[first:last]).to(surrogate.device)
         attacked = ATTACKS[attack].make(surrogate, images, labels, threat, generator(seed, "attack", first))
-        return (attacked * 255).round().byte().cpu().numpy()
+        return _levels(attacked, images, threat, attack).cpu().numpy()
 
     return store.get(definition, len(target), make, part=part, **options)

@@ -30,6 +30,7 @@ from ..seeds import drawn, generator
 from .augment import augment
 
 FORMAT = "safer-tta.model"
+SIDE = 224  # the paper's
 SAVING = 0.05  # of the time may go into checkpoints: with the optimiser's moments they are four times the model
 Report = Callable[..., None]  # (done, total, loss=..., accuracy=...)
 
@@ -97,11 +98,19 @@ def train(
 
 def load(path: str | os.PathLike[str]) -> Classifier:
     """A trained model with its normalisation."""
-    metadata = tensorfile.read_metadata(path)
-    if metadata.get("format") != FORMAT:
-        raise ValueError(f"{path} is not a trained model of this library (format {metadata.get('format')!r})")
+    metadata = _metadata(path)
     name, classes = metadata["architecture"].partition(",")[0], json.loads(metadata["recipe"])["classes"]
     return Classifier(zoo.create(name, num_classes=len(classes), weights=path)).eval()
+
+
+def _metadata(path: str | os.PathLike[str]) -> dict[str, str]:
+    metadata = tensorfile.read_metadata(path)
+    if metadata.get("format") != FORMAT or not {"architecture", "recipe"} <= set(metadata):
+        raise ValueError(
+            f"{path} is not a trained model of this library (format {metadata.get('format')!r}); expected a file that "
+            "`safer train` wrote"
+        )
+    return metadata
 
 
 def described(domains: Sequence[Domain], recipe: Recipe) -> dict[str, Any]:
@@ -124,11 +133,23 @@ def _check_same(path: Path, asked: dict[str, Any]) -> None:
 
 def recipe_of(path: str | os.PathLike[str]) -> dict[str, Any]:
     """What a trained model was made from: recipe, domains, and the accuracy it was kept for."""
-    metadata = tensorfile.read_metadata(path)
-    if metadata.get("format") != FORMAT:
-        raise ValueError(f"{path} is not a trained model of this library (format {metadata.get('format')!r})")
-    found: dict[str, Any] = json.loads(metadata["recipe"])
+    found: dict[str, Any] = json.loads(_metadata(path)["recipe"])
     return found
+
+
+def side_for(path: str | os.PathLike[str], given: int | None = None) -> int:
+    """Pixels a side of the images for a trained model: of those it was trained on, unless others are asked for."""
+    return int(given or recipe_of(path).get("side") or SIDE)
+
+
+def check_classes(path: str | os.PathLike[str], domain: Domain) -> None:
+    """Whether a trained model knows the classes of a domain, in this order."""
+    known = recipe_of(path)["classes"]
+    if list(known) != list(domain.classes):
+        raise ValueError(
+            f"{path} knows the classes {', '.join(known)} and {domain.dataset} has {', '.join(domain.classes)}; "
+            "expected a model that was trained on this data"
+        )
 
 
 @torch.no_grad()
@@ -148,7 +169,7 @@ class _Training:
         if not domains:
             raise ValueError("no domain to train on; expected at least one")
         self.recipe, self.path, self.device = recipe, path, torch.device(device)
-        self.classes = domains[0].classes
+        self.classes, self.side = domains[0].classes, domains[0].images.shape[-1]
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(recipe.seed)  # a fresh head is drawn from torch's own generator
             model = zoo.create(recipe.architecture, num_classes=len(self.classes), weights=recipe.weights)
@@ -262,7 +283,7 @@ class _Training:
         metadata = {
             "format": FORMAT,
             "architecture": _architecture(self.recipe, self.model),
-            "recipe": json.dumps({**self.described, "accuracy": self.accuracy}, sort_keys=True),
+            "recipe": json.dumps({**self.described, "accuracy": self.accuracy, "side": self.side}, sort_keys=True),
         }
         if self.model.mean is not None and self.model.std is not None:
             for name, values in (("mean", self.model.mean), ("std", self.model.std)):

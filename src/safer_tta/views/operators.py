@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Generator, Tensor
 
 from ..compiling import compiled
+from ..registry import Registry
 
 Sampler = Callable[[int, Generator | None], Tensor]
 Preparation = Callable[[Tensor, Tensor], Tensor]
@@ -74,7 +75,7 @@ class Operator:
             raise ValueError(f"{self.name} received values {came}; expected {wanted}, as OPERATORS[name].sample draws")
 
 
-OPERATORS: dict[str, Operator] = {}
+OPERATORS: Registry[Operator] = Registry("view operator")
 
 
 def operator(
@@ -90,8 +91,6 @@ def operator(
     """
 
     def register(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        if function.__name__ in OPERATORS:
-            raise ValueError(f"two operators are called {function.__name__!r}")
         OPERATORS[function.__name__] = Operator(function.__name__, function, sampler, prepare, smoothing, random)
         return function
 

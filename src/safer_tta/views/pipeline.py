@@ -9,13 +9,14 @@ from dataclasses import dataclass, field
 import torch
 from torch import Generator, Tensor
 
+from ..registry import Registry
 from ..seeds import drawn
 from .operators import OPERATORS
 from .side_by_side import run_all
 
 WORTHWHILE = 1_000_000  # values in a batch from which threads pay
 Preset = Callable[[int, Generator], list[str]]
-PRESETS: dict[str, Preset] = {}
+PRESETS: Registry[Preset] = Registry("preset")
 
 
 @dataclass(frozen=True)
@@ -94,8 +95,8 @@ class Pipeline:
     def __post_init__(self) -> None:
         if self.preset not in PRESETS:
             raise ValueError(f"pipeline {self.preset!r} is unknown; expected one of {', '.join(PRESETS)}")
-        if not 1 <= self.max_operators <= len(OPERATORS):
-            raise ValueError(f"max_operators is {self.max_operators}; expected 1 to {len(OPERATORS)}")
+        if self.max_operators not in range(1, len(OPERATORS) + 1):
+            raise ValueError(f"max_operators is {self.max_operators}; expected a number from 1 to {len(OPERATORS)}")
 
     def draw(self, views: int, batch: int, generator: Generator) -> Draw:
         """Draw `views` pipelines for a batch."""
@@ -108,8 +109,6 @@ class Pipeline:
 
 def preset(function: Preset) -> Preset:
     """Register a function of (number of operators, generator) that names the operators of one pipeline."""
-    if function.__name__ in PRESETS:
-        raise ValueError(f"two presets are called {function.__name__!r}")
     PRESETS[function.__name__] = function
     return function
 
