@@ -74,7 +74,7 @@ def test_a_flipped_bit_is_noticed_wherever_it_is(place, bit):
     written = bytearray(tensorfile.dumps({"a": torch.arange(40.0), "b": torch.ones(3, 3)}, {"note": "x"}))
     written[place % len(written)] ^= 1 << bit
     try:
-        tensors, metadata = tensorfile.loads(bytes(written))
+        tensors, _ = tensorfile.loads(bytes(written))
     except tensorfile.TensorFileError:
         return
     # A header may survive a flip in a name or a note; the numbers are never others.

@@ -467,5 +467,5 @@ def test_a_model_remembers_the_side_of_its_images_and_its_classes(tmp_path):
     assert (side_for(path), side_for(path, 32)) == (64, 32)
     domain = dataset.domain("sketch")
     check_classes(path, domain)
-    with pytest.raises(ValueError, match="knows the classes .* expected a model that was trained on this data"):
+    with pytest.raises(ValueError, match=r"knows the classes .* expected a model that was trained on this data"):
         check_classes(path, dataclasses.replace(domain, classes=("cat", "dog")))

@@ -107,7 +107,7 @@ def _extras() -> Finding:
         if (lacking := [name for name in names if importlib.util.find_spec(name) is None])
     }
     present = [extra for extra in EXTRAS if extra not in missing]
-    found = f"complete: {', '.join(present) or 'none'}"
+    found = f"installed: {', '.join(present) or 'none'}"
     if not missing:
         return Finding("extras", "good", found)
     found += "; not: " + ", ".join(f"{extra} (no {', '.join(names)})" for extra, names in missing.items())

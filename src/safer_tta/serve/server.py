@@ -26,8 +26,9 @@ from .tokens import Tokens
 
 @dataclass(frozen=True, kw_only=True)
 class Service:
-    """model: a file of `safer train source`. side: pixels of its images (default: as trained). abstain: suspicion above which an image is flagged. seed: for replays;
-    without it every stream draws a secret one. seconds: allowed for a batch, before learning is left out."""
+    """model: a file of `safer train source`. side: pixels of its images (default: as trained). abstain: suspicion above
+    which an image is flagged. seed: for replays; without it every stream draws a secret one. seconds: allowed for a
+    batch, before learning is left out."""
 
     model: Path
     folder: Path
