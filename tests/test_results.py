@@ -193,6 +193,30 @@ def test_the_page_on_the_gate_is_built_from_its_rows():
     assert benchmark("beyond").page(*files) in (ROOT / "docs" / "beyond.md").read_text()
 
 
+def test_the_next_version_of_the_gate_gets_its_tables_once_it_is_measured():
+    """Its rows are made up here, of those of the version before: the tables must say of both what they say of one."""
+    beyond = benchmark("beyond")
+    kept = beyond.read(ROOT / "docs" / "results" / "pacs.jsonl")
+    assert beyond.Kept(kept, beyond.NEXT).seeds("tent") == []
+    again = {"name": "gate", **beyond.NEXT}
+    made = [
+        {**row, "predictor_options": {**row["predictor_options"], "mixing": again}}
+        if "gate" in row["predictor"]
+        else row
+        for row in kept
+    ]
+    assert beyond.Kept(made, beyond.NEXT).lines() == beyond.Kept(kept).lines()
+    assert beyond.Kept(made, beyond.NEXT).measured() == beyond.Kept(kept).measured()
+
+
+def test_the_short_plan_for_the_gpu_is_part_of_the_long_one():
+    pacs = benchmark("pacs")
+    kept = [json.loads((ROOT / "docs/results/pacs.jsonl").read_text().partition("\n")[0])]
+    short, long = (pacs.planned(name, kept, 3)[1] for name in (str(ROOT / "benchmarks/next.toml"), "beyond"))
+    assert len(set(short)) == 3 * 4 * 3 * 3
+    assert set(short) <= set(long)
+
+
 def test_the_page_of_threats_has_the_attacker_who_knows_the_defence():
     rows = [json.loads(line) for line in (ROOT / "docs/results/eot-synthetic.jsonl").read_text().splitlines()]
     assert len(rows) == 17
