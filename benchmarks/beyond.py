@@ -225,6 +225,14 @@ def detections(where: str, found: Sequence[Row]) -> str:
     return "\n".join([*lines, *(seen[key] for key in sorted(seen))]) + "\n"
 
 
+_NEXT = json.dumps({"name": "gate", **NEXT}, sort_keys=True)
+
+
+def _defence(row: Row) -> tuple[str, str, str]:
+    options = row["predictor_options"]
+    return row["predictor"], options.get("pool", ""), json.dumps(options.get("mixing"), sort_keys=True)
+
+
 def known(rows: Sequence[Row]) -> str:
     """The attacker who knows it all, and what abstaining from the most suspicious half would save."""
     draws = (0, 1, 4, 8)
@@ -233,11 +241,11 @@ def known(rows: Sequence[Row]) -> str:
         "|---" * (2 + len(draws)) + "|",
     ]
     for row in rows:
-        key = (row["predictor"], row["predictor_options"].get("pool"))
         if row["attack"] == "pgd":  # one for every defence
-            mine = [r for r in rows if (r["predictor"], r["predictor_options"].get("pool")) == key]
+            mine = [r for r in rows if _defence(r) == _defence(row)]
             found = {(r["threat"].get("draws") or 0): r for r in mine}
-            label = LABELS[key[0]] + (f" ({key[1]})" if key[1] == "mean" else "")
+            predictor, pool, mixing = _defence(row)
+            label = LABELS[predictor] + (" (mean)" if pool == "mean" else "") + (", next" if mixing == _NEXT else "")
             figures = [*(found[k]["accuracy"] for k in draws), found[8]["selective"][-1]]
             lines.append(f"| {label} | " + " | ".join(f"{figure:.1f}" for figure in figures) + " |")
     (plain,) = (row for row in rows if row["predictor"] == "plain")

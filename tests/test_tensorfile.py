@@ -87,3 +87,8 @@ def test_metadata_that_is_none_is_named():
     header = b'{"__metadata__":7}'
     with pytest.raises(tensorfile.TensorFileError, match="not a JSON object"):
         tensorfile.loads(struct.pack("<Q", len(header)) + header)
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"nowhere is not a folder; create it before a.safetensors"):
+        tensorfile.write(tmp_path / "nowhere" / "a.safetensors", {"a": torch.ones(1)})
