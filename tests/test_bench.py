@@ -774,7 +774,6 @@ def test_the_command_lists_shows_and_counts(store, small, undisturbed):
         (["--workers", "-1"], "equal to 1"),
         (["--seeds", "0"], "equal to 1"),
         (["--images", "-5"], "equal to 1"),
-        (["--weights", "none"], "pretrained"),
         (["--engine", "cloud"], "local or ray"),
         (["--sink", "cloud"], "tensorboard"),
         (["--device", "cuda"], "cpu"),

@@ -219,10 +219,10 @@ def test_the_short_plan_for_the_gpu_is_part_of_the_long_one():
 
 def test_the_page_of_threats_has_the_attacker_who_knows_the_defence():
     rows = [json.loads(line) for line in (ROOT / "docs/results/eot-synthetic.jsonl").read_text().splitlines()]
-    assert len(rows) == 17
+    assert len(rows) == 21
     table = benchmark("beyond").known(rows)
     assert table in (ROOT / "docs" / "threat.md").read_text()
-    assert len(table.splitlines()) == 2 + 5
+    assert len(table.splitlines()) == 2 + 6
     live = [row for row in rows if row["attack"] == "eot"]
     ours = [r for r in rows if (r["predictor"], r["predictor_options"].get("pool")) == ("safer", "cc_drop")]
     (left,) = (f"{row['accuracy']:.1f}" for row in ours if row["threat"].get("draws") == 8)
