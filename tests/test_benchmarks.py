@@ -57,3 +57,26 @@ def test_the_cost_of_a_run_is_that_of_batches_of_64():
     common = {"method": "tent", "predictor": "safer", "images_per_s": 200.0, "peak_mb": 9.0}
     rows = [{**common, "batch": batch, "ms_per_step": ms} for batch, ms in ((64, 300.0), (64, 320.0), (1, 20.0))]
     assert "| tent | safer | 310 | 200 | 9 |" in benchmark("pacs").cost(rows)
+
+
+def test_recorded_views_are_those_of_a_run(tmp_path):
+    """What SAFER would have answered is what it answers; and knowing who is attacked, where nobody is, changes nothing
+    but the weight."""
+    from safer_tta.bench.study import prepare
+    from safer_tta.bench.tasks import Place, execute
+
+    evidence, out = benchmark("evidence"), tmp_path / "rows.jsonl"
+    evidence.run(tmp_path, out, seeds=1, targets=["sketch"], quick=True)
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    place = Place(tmp_path)
+    study = prepare("main", place, seeds=1, targets=["sketch"], quick=True)
+    made = {}
+    for task in study.tasks:
+        if task.kind == "run" and (task.definition["method"], task.definition["predictor"]) == ("tent", "safer"):
+            execute(task, place)
+            made[task.definition["stream"]["attack_rate"]] = place.results.row(task.name)["accuracy"]
+    assert {row["attack_rate"]: row["accuracy"]["SAFER"] for row in rows} == made
+    for row in rows:
+        for found in row["evidence"].values():
+            assert (found["clean"] is None) == (row["attack_rate"] == 100)
+            assert (found["attacked"] is None) == (row["attack_rate"] == 0)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import csv
 import functools
 import json
 import statistics
@@ -218,6 +219,49 @@ def test_how_well_the_gate_detects():
     assert f"(AUROC {hard[0]:.2f} and {hard[1]:.2f}, against {min(easy):.2f} to {max(easy):.2f}" in prose("beyond.md")
 
 
+def test_which_view_is_dropped_on_pacs():
+    """The share of batches in which it is an augmented one: of clean runs, and of sketch, all of it attacked."""
+    usual = [row for seed in range(3) for row in kept().usual(seed)]
+    tent = [row for row in usual if (row["method"], row["predictor"]) == ("tent", "safer")]
+    clean = [100 - 100 * row["dropped_share"][0] for row in tent if row["attack_rate"] == 0]
+    sketch = [
+        100 - 100 * row["dropped_share"][0] for row in tent if (row["target"], row["attack_rate"]) == ("sketch", 100)
+    ]
+    assert (len(clean), len(sketch)) == (12, 3)
+    said = (
+        f"(in {min(clean):.0f} % or more of the batches of every clean run on PACS, and on sketch in {span(sketch)} %"
+    )
+    assert said in prose("beyond.md")
+
+
+def test_how_far_originals_stray_on_the_embedded_data():
+    half = [row["evidence"]["ratio"] for row in rows("evidence-synthetic") if row["attack_rate"] == 50]
+    least, most = (
+        [f"{choose(found[side][place] for found in half):.1f}" for side in ("clean", "attacked") for place in (0, 1)]
+        for choose in (min, max)
+    )
+    bounds = [f"{a.replace('-', '−')} and {b}" for a, b in zip(least[::2], most[::2], strict=True)]
+    widths = [f"{a} to {b}" for a, b in zip(least[1::2], most[1::2], strict=True)]
+    said = f"*clean* originals is between {bounds[0]} with a deviation of {widths[0]}, that of *attacked* ones between "
+    assert f"{said}{bounds[1]} with a deviation of {widths[1]}" in prose("beyond.md")
+
+
+def test_what_the_next_version_gains_on_the_embedded_data():
+    gaps = []
+    for rate in (0, 50, 100):
+        found = [row["accuracy"] for row in rows("evidence-synthetic") if row["attack_rate"] == rate]
+        gaps.append(signed(statistics.mean(a["both, at most half (next)"] - a["SAFER"] for a in found)))
+    assert f"it is {gaps[0]}, {gaps[1]} and {gaps[2]} points from SAFER at 0, 50 and 100 %" in prose("beyond.md")
+    drawn = {row["run"]: row for row in rows("main-synthetic")}.values()
+    plain, safer = (
+        statistics.mean(
+            row["accuracy"] for row in drawn if (row["method"], row["predictor"], row["attack_rate"]) == ("tent", p, 0)
+        )
+        for p in ("plain", "safer")
+    )
+    assert plain < safer
+
+
 # --- speed ----------------------------------------------------------------------------------------------------------
 
 
@@ -242,6 +286,14 @@ def test_what_is_said_of_speed():
     assert f"Tent is at {tent} % in float32 and {half} in bfloat16, compiled or not" in said
     (same,) = {f"{value:.2f}" for (views, _, _), value in found.items() if views}
     assert f"SAFER is at {same} all three ways" in said
+
+
+def test_what_a_step_costs_in_the_paper():
+    with (ROOT / "src/safer_tta/bench/paper/compute_overhead.csv").open() as file:
+        found = {row["method"]: row for row in csv.DictReader(file)}
+    plain, safer = (float(found[name]["step_time_ms_mean"]) for name in ("Tent", "Tent+SAFER (N=4)"))
+    costs = f"costs {safer / plain:.1f} plain ones ({safer:.0f} against {plain:.0f} ms"
+    assert costs in prose("performance.md")
 
 
 def test_what_is_said_of_the_service():

@@ -193,6 +193,13 @@ def test_the_page_on_the_gate_is_built_from_its_rows():
     assert benchmark("beyond").page(*files) in (ROOT / "docs" / "beyond.md").read_text()
 
 
+def test_what_the_gates_go_by_is_built_from_its_rows():
+    evidence = benchmark("evidence")
+    rows = [json.loads(line) for line in (ROOT / "docs/results/evidence-synthetic.jsonl").read_text().splitlines()]
+    assert len({(row["target"], row["attack_rate"], row["seed"]) for row in rows}) == len(rows) == 4 * 3 * 3
+    assert evidence.page(rows) in (ROOT / "docs" / "beyond.md").read_text()
+
+
 def test_the_next_version_of_the_gate_gets_its_tables_once_it_is_measured():
     """Its rows are made up here, of those of the version before: the tables must say of both what they say of one."""
     beyond = benchmark("beyond")
