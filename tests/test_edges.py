@@ -629,7 +629,7 @@ def test_a_cell_that_defines_a_method_may_run_twice_and_nobody_else():
         cell("__main__")
         cell("__main__")
         assert describe("mine")["updates"] == "none"
-        with pytest.raises(ValueError, match="there is a method called 'mine' already"):
+        with pytest.raises(ValueError, match="another method is called 'mine' already"):
             cell("elsewhere")
     finally:
         METHODS.pop("mine", None)

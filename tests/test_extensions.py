@@ -163,7 +163,7 @@ def test_tasks_are_refused_where_the_extension_is_another(half, grey, tmp_path):
     [
         (None, "is no Python file"),
         ("1 / 0", "ZeroDivisionError"),
-        (HALF.replace('"half"', '"tent"'), "there is a method called 'tent' already"),
+        (HALF.replace('"half"', '"tent"'), "another method is called 'tent' already"),
     ],
 )
 def test_what_is_wrong_with_a_file_is_said_in_a_line(content, says, tmp_path):
@@ -221,7 +221,7 @@ def test_shipped_things_are_not_replaced():
     from safer_tta.predictors import PREDICTORS
 
     for registry, name in ((MIXINGS, "gate"), (PREDICTORS, "safer")):
-        with pytest.raises(ValueError, match=f"there is a {registry.kind} called '{name}' already"):
+        with pytest.raises(ValueError, match=f"another {registry.kind} is called '{name}' already"):
             registry[name] = object
 
 

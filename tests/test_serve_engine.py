@@ -171,6 +171,7 @@ def test_a_batch_that_the_method_cannot_take_is_the_clients_affair(source_file, 
         with pytest.raises(Refused, match="at least two images") as refused:
             made.batch("local/a", image, None, "c").result()
         assert refused.value.status == 422
+        assert not made.hot("local/a"), "whatever the method got to is thrown away"
         assert sent(made, np.zeros((4, 3, 8, 8), np.uint8))["number"] == 1
 
 

@@ -110,7 +110,7 @@ def by_ratio(features: Tensor) -> Tensor:
 
 def by_prediction(features: Tensor) -> Tensor:
     """Evidence (B,): as far as an augmented view would, going by how the others of the same image stray. Those are few,
-    so half of what they say is chance: how much to go by it, a line through all augmented views of the batch tells.
+    so much of what they say is chance: how far to go by it, a line through all augmented views of the batch tells.
     The mean of two looks: distances, each dimension on its scale, and angles."""
     return (_surprise(_distances(features)) + _surprise(_angles(features))) / 2
 

@@ -17,7 +17,7 @@ class Registry(dict[str, T]):
 
     def __setitem__(self, name: str, thing: T) -> None:
         if name in self and not _again(self[name], thing):
-            raise ValueError(f"there is a {self.kind} called {name!r} already; choose another name")
+            raise ValueError(f"another {self.kind} is called {name!r} already; choose another name")
         super().__setitem__(name, thing)
 
 

@@ -103,7 +103,8 @@ def test_evidence(kind, views):
     _, features = random_views(views, views)
     features[0, :2] += 2
     expected = expected_evidence(kind, features.double().numpy())
-    assert EVIDENCE[kind](features).numpy() == pytest.approx(expected, abs=2e-3)
+    assert EVIDENCE[kind](features.double()).numpy() == pytest.approx(expected, abs=1e-5)
+    assert EVIDENCE[kind](features).numpy() == pytest.approx(expected, abs=1e-3)  # as features mostly come
 
 
 def bell(x: float, middle: float, spread: float) -> float:

@@ -201,11 +201,11 @@ def check_images(images: Any, *, values: bool = True) -> None:
         if not (lowest >= 0 and highest <= 1):
             if not bool(torch.isfinite(images).all()):
                 raise ValueError("images hold NaN or Inf; expected floats in [0,1]. Look for it where they are decoded")
-            near = lowest > -0.1 and highest < 1.1
+            remedy = "Pass uint8, or divide by 255; declare normalisation with Classifier(model, mean=..., std=...)"
+            if lowest > -0.1 and highest < 1.1:
+                remedy = "After resizing or rounding: images.clamp(0, 1)"
             raise ValueError(
-                f"images lie in [{lowest:.8g}, {highest:.8g}]; expected [0,1] before any normalisation. "
-                + ("After resizing or rounding: images.clamp(0, 1)" if near else "Pass uint8, or divide by 255; ")
-                + ("" if near else "declare normalisation with Classifier(model, mean=..., std=...)")
+                f"images lie in [{lowest:.8g}, {highest:.8g}]; expected [0,1] before any normalisation. {remedy}"
             )
 
 

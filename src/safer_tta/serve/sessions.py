@@ -240,7 +240,9 @@ class Engine:
         counters, state, started = stream.memory.counters.copy(), stream.state, time.perf_counter()
         try:
             prediction = self.guard(torch.from_numpy(images), learn=self._waiting[identity] <= self.limits.behind)
-        except ValueError as error:  # the method takes no such batch, and has changed nothing
+        except ValueError as error:  # the method takes no such batch
+            self._forget(identity)  # whatever it got to: what is on disk is whole
+            log.info("a batch was refused", exc_info=True)
             raise Refused(422, str(error)) from error
         seconds = time.perf_counter() - started
         self._take_out(stream)

@@ -75,7 +75,7 @@ class Operator:
             raise ValueError(f"{self.name} received values {came}; expected {wanted}, as OPERATORS[name].sample draws")
 
 
-OPERATORS: Registry[Operator] = Registry("view operator")
+OPERATORS: Registry[Operator] = Registry("operator")
 
 
 def operator(
