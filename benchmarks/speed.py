@@ -122,15 +122,16 @@ def accelerated(o: argparse.Namespace) -> Iterator[Row]:
             yield {**row, "side": o.side, **found, **ratio}
 
 
+NEXT = {"name": "gate", "teaches": False, "equal": True, "evidence": "predicted", "alpha_clean": 0.5}
+MIXED = {"none": None, "sigmoid": "sigmoid", "gate": "gate", "gate, next": NEXT}
+
+
 def mixings(o: argparse.Namespace) -> Iterator[Row]:
     """SAFER with each mixing of the views (N = 4), over SAFER with none."""
     images = pictures(o.batch, o.side)
     for architecture in o.architectures:
         for way in WAYS[1:] if DEVICE == "cuda" else WAYS[:1]:
-            variants = {
-                name: adapted(architecture, "tent", 4, way, mixing=None if name == "none" else name)
-                for name in ("none", "sigmoid", "gate")
-            }
+            variants = {name: adapted(architecture, "tent", 4, way, mixing=mixing) for name, mixing in MIXED.items()}
             times = timed({name: lambda m=m: m(images) for name, m in variants.items()}, o.rounds, o.warm)
             for name, taken in times.items():
                 ratios = [a / b for a, b in zip(taken, times["none"], strict=True)]

@@ -73,7 +73,11 @@ class Gate:
             raise ValueError(
                 f"{len(base_weights) - 1} augmented views, too few for the gate; expected at least {self.least_views}"
             )
-        odds = log_odds(EVIDENCE[self.evidence](features))
+        return self.weigh(base_weights, EVIDENCE[self.evidence](features))
+
+    def weigh(self, base_weights: Tensor, evidence: Tensor) -> tuple[Tensor, Tensor]:
+        """What `mix` gives, from the evidence (B,) on a batch."""
+        odds = log_odds(evidence)
         alpha = self.alpha_clean * torch.sigmoid(-odds - math.log(self.cost))
         shares = torch.ones_like(base_weights) if self.equal else base_weights
         return with_original(alpha.to(base_weights.dtype), shares), torch.sigmoid(odds)
