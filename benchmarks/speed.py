@@ -122,8 +122,7 @@ def accelerated(o: argparse.Namespace) -> Iterator[Row]:
             yield {**row, "side": o.side, **found, **ratio}
 
 
-NEXT = {"name": "gate", "teaches": False, "equal": True, "evidence": "predicted", "alpha_clean": 0.5}
-MIXED = {"none": None, "sigmoid": "sigmoid", "gate": "gate", "gate, next": NEXT}
+MIXED = {"none": None, "sigmoid": "sigmoid", "gate": "gate"}
 
 
 def mixings(o: argparse.Namespace) -> Iterator[Row]:

@@ -2,14 +2,15 @@
 
 Augmented views tell how far a view may stray: an attack made for the original does not survive them. So how far the
 original strays from them, beside how far they stray from each other, is evidence on one image that no dataset and no
-share of attacked images moves. Two bells are fitted to a batch's evidence, and every image is judged by them. Nothing
-is remembered from batch to batch, so there is no memory to poison.
+share of attacked images moves. Two bells are fitted to a batch's evidence, and every image is judged by them: once
+going by this batch alone, once by the batches before it as well, and whichever is more suspicious counts. So what is
+remembered can shut the gate and never open it: a stream that was clean for long buys an attacker nothing.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -18,12 +19,12 @@ from torch import Tensor
 from .pooling import with_original
 
 FLOOR = 1e-6
-# Spread of the evidence in standard deviations of an augmented view's: as measured on the embedded data and on PACS.
-CLEAN, ATTACKED = 0.6, 1.2
+ATTACKED = 1.2  # spread of attacked originals' evidence: as measured on the embedded data and on PACS
 # Attacked originals are expected to stray so far: with less everybody would be a little attacked, and with more a few
 # that stray far would make the others look harmless.
 LEAST, MOST = 1.0, 3.0
 ROUNDS = 5  # of fitting; not converged, but a sixth moves the share of attacked images by 0.03 at most
+SEEN = 3  # numbers that are remembered: images, those of them that were attacked, and the sum of these ones' evidence
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,14 +41,17 @@ class Gate:
     evidence: what an original's straying is compared with. "ratio": with how far the augmented views stray from each
         other. "predicted": with how far an augmented view would be expected to stray in its place, going by that;
         looked at twice, by distances and by angles.
+    spread: standard deviation of clean originals' evidence.
+    keeps: how much of what earlier batches have shown still counts a batch later; 0 remembers nothing.
     """
 
-    alpha_clean: float = 0.6
-    cost: float = 5.0
-    # Unnamed: as in rows from before there was a choice.
-    teaches: bool = field(default=True, metadata={"unnamed": True})
-    equal: bool = field(default=False, metadata={"unnamed": False})
-    evidence: str = field(default="ratio", metadata={"unnamed": "ratio"})
+    alpha_clean: float = 0.5
+    cost: float = 2.0
+    teaches: bool = False
+    equal: bool = True
+    evidence: str = "predicted"
+    spread: float = 0.8
+    keeps: float = 0.8
 
     def __post_init__(self) -> None:
         if not 0 <= self.alpha_clean <= 1:
@@ -57,44 +61,70 @@ class Gate:
                 raise TypeError(f"{name} is {getattr(self, name)!r}; expected true or false")
         if self.evidence not in EVIDENCE:
             raise ValueError(f"evidence {self.evidence!r} is unknown; expected one of {', '.join(EVIDENCE)}")
-        if not self.cost > 0:
-            raise ValueError(f"cost is {self.cost}; expected a positive number")
+        for name in ("cost", "spread"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} is {getattr(self, name)}; expected a positive number")
+        if not 0 <= self.keeps < 1:
+            raise ValueError(f"keeps is {self.keeps}; expected a share from 0 (nothing) to less than 1 (everything)")
 
     @property
     def least_views(self) -> int:
         """Augmented views it takes: how two of them stray from each other is compared with a third."""
         return 3
 
+    @property
+    def memory(self) -> int:
+        """How many numbers it remembers from batch to batch."""
+        return SEEN if self.keeps else 0
+
     def mix(self, base_weights: Tensor, probs: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Final weights (V,B), and the probability (B,) that an image is attacked."""
+        """Final weights (V,B), and the probability (B,) that an image is attacked; going by this batch alone."""
+        return self.remembering(base_weights, probs, features, features.new_zeros(SEEN, dtype=torch.float32))[:2]
+
+    def remembering(
+        self, base_weights: Tensor, probs: Tensor, features: Tensor, seen: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The same, going by what was seen before (3,) as well; and what is to be remembered now."""
         if len(base_weights) == 1:
-            return base_weights, torch.zeros_like(base_weights[0])
+            return base_weights, torch.zeros_like(base_weights[0]), seen
         if len(base_weights) <= self.least_views:
             raise ValueError(
                 f"{len(base_weights) - 1} augmented views, too few for the gate; expected at least {self.least_views}"
             )
-        return self.weigh(base_weights, EVIDENCE[self.evidence](features))
+        return self.weigh(base_weights, EVIDENCE[self.evidence](features), seen)
 
-    def weigh(self, base_weights: Tensor, evidence: Tensor) -> tuple[Tensor, Tensor]:
-        """What `mix` gives, from the evidence (B,) on a batch."""
-        odds = log_odds(evidence)
+    def weigh(self, base_weights: Tensor, evidence: Tensor, seen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """What `remembering` gives, from the evidence (B,) on a batch."""
+        odds, seen = self._judged(evidence, seen.to(evidence))
         alpha = self.alpha_clean * torch.sigmoid(-odds - math.log(self.cost))
         shares = torch.ones_like(base_weights) if self.equal else base_weights
-        return with_original(alpha.to(base_weights.dtype), shares), torch.sigmoid(odds)
+        return with_original(alpha.to(base_weights.dtype), shares), torch.sigmoid(odds), seen
+
+    def _judged(self, evidence: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-odds (B,), and what is to be remembered."""
+        alone = torch.zeros_like(seen)
+        if not self.keeps:
+            return log_odds(evidence, self.spread, alone[None])[0], alone
+        odds = log_odds(evidence, self.spread, torch.stack([alone, seen]))
+        attacked, strayed = torch.sigmoid(odds[1]).detach(), evidence.detach().clamp(0, 1 / FLOOR)
+        now = torch.stack([torch.ones_like(attacked).sum(), attacked.sum(), torch.dot(attacked, strayed)])
+        return odds.amax(dim=0), self.keeps * (seen + now)
 
 
-def log_odds(evidence: Tensor) -> Tensor:
-    """Attacked against clean, (B,), by two bells: of clean originals about 0, and of attacked ones further out."""
+def log_odds(evidence: Tensor, spread: float, seen: Tensor) -> Tensor:
+    """Attacked against clean, (R,B), by two bells: of clean originals about 0, and of attacked ones further out. A row
+    for each row of what was seen before, (R,3)."""
     evidence = evidence.clamp(0, 1 / FLOOR)  # nearer than the others is no more clean than among them
     # The squares of both bells cancel but for this; what is left of them is linear in the middle.
-    far = evidence.square() * ((CLEAN**-2 - ATTACKED**-2) / 2) + math.log(CLEAN / ATTACKED)
-    share, middle = evidence.new_full((), 0.5), evidence.new_full((), 2.0)
+    far = evidence.square() * ((spread**-2 - ATTACKED**-2) / 2) + math.log(spread / ATTACKED)
+    images, before, strayed = seen.T.unsqueeze(-1)
+    share, middle = torch.full_like(images, 0.5), torch.full_like(images, 2.0)
     for _ in range(ROUNDS):
         attacked = torch.sigmoid(_log_odds(evidence, far, share, middle))
-        count = attacked.sum()
+        count = attacked.sum(dim=1, keepdim=True) + before
         # As if half an image of either kind had been seen before: no batch is beyond doubt.
-        share = (count + 0.5) / (len(attacked) + 1)
-        middle = (torch.dot(attacked, evidence) / (count + FLOOR)).clamp(LEAST, MOST)
+        share = (count + 0.5) / (images + (len(evidence) + 1))
+        middle = (((attacked @ evidence).unsqueeze(-1) + strayed) / (count + FLOOR)).clamp(LEAST, MOST)
     return _log_odds(evidence, far, share, middle)
 
 

@@ -20,7 +20,6 @@ from .options import check
 from .pooling import entropy, with_original
 from .registry import Registry
 
-_ALWAYS = object()  # equal to no setting
 FLOOR = 1e-8  # probabilities are floored here before their logarithm is compared
 
 
@@ -30,6 +29,8 @@ class Mixer(Protocol):
     least_views: augmented views without which it knows nothing.
     mix: final weights (V,B), and how suspicious every image looks (B,).
     teaches, if there is one: whether methods learn from what it makes of the views (default) or from pooling alone.
+    memory, if there is one: how many numbers it remembers from batch to batch. With any it is asked by
+        remembering(base_weights, probs, features, seen), which gives these numbers anew as a third; Safer keeps them.
     """
 
     @property
@@ -170,10 +171,5 @@ def settings(mixing: Mixer | None) -> dict[str, Any] | None:
     if type(mixing) is Mixing:
         return dataclasses.asdict(mixing)
     options: dict[str, Any] = dataclasses.asdict(mixing) if dataclasses.is_dataclass(mixing) else {}
-    # Some have a value that stands for older rows, from before there was a choice: it is left out.
-    unnamed = {
-        name: f.metadata.get("unnamed", _ALWAYS) for name, f in getattr(mixing, "__dataclass_fields__", {}).items()
-    }
-    options = {name: value for name, value in options.items() if value != unnamed[name]}
     known = next((name for name, made in MIXINGS.items() if made is type(mixing)), type(mixing).__qualname__)
     return {"name": known, **options}

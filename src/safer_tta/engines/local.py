@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import multiprocessing
 import os
 from dataclasses import dataclass
@@ -140,3 +141,14 @@ def _work(connection: Connection, place: Place, threads: int) -> None:
             connection.send(("failed", told(error)))
         else:
             connection.send(("finished",))
+        _let_go(place)
+
+
+def _let_go(place: Place) -> None:
+    """Of a GPU's memory that a task is done with: workers share the GPU, and what one keeps for later, as torch does,
+    the others go without."""
+    import torch
+
+    if place.device.startswith("cuda"):
+        gc.collect()
+        torch.cuda.empty_cache()

@@ -17,7 +17,7 @@ from ..optimizers import finite_gradients
 from ..predictors import Prediction, Predictor
 from . import ahead
 from .cost import Cost
-from .state import GENERATOR, Snapshot, State
+from .state import GENERATOR, PREDICTOR, Snapshot, State
 from .stateful import Stateful, alone
 from .unattended import Unattended
 
@@ -65,6 +65,8 @@ class Method(Stateful):
         self._unattended, self.ahead = Unattended(), ahead.Ahead()
         self.classifier.eval().requires_grad_(False)
         self.state = State(self.classifier, predictor.generator)
+        if predictor.memory is not None:
+            self.state.models[PREDICTOR] = predictor.memory
         self.prepare()
         parameters = self._learning()
         for parameter in parameters:

@@ -23,6 +23,7 @@ Snapshot = dict[str, Tensor]
 FORMAT = "safer-tta.state"
 VERSION = 1
 GENERATOR = "generator"
+PREDICTOR = "predictor"
 
 
 class State:
@@ -120,9 +121,12 @@ class State:
         return live | {GENERATOR: self.generator.get_state()}
 
     def statistics(self) -> dict[str, Tensor]:
-        """Running statistics that move."""
+        """What a forward pass moves: running statistics, and what the predictor remembers."""
         adapted = set(self.adapted)
-        return {name: buffer for name, buffer in self.model.named_buffers() if name in adapted}
+        moving = {name: buffer for name, buffer in self.model.named_buffers() if name in adapted}
+        if (memory := self.models.get(PREDICTOR)) is not None:
+            moving |= {f"{PREDICTOR}.{name}": buffer for name, buffer in memory.named_buffers()}
+        return moving
 
     def _fixed(self, names: Mapping[str, Tensor]) -> list[str]:
         """Tensors of models: they keep their place and shape, and are copied into."""

@@ -49,6 +49,7 @@ class Classifier(nn.Module):
         shift, scale = _normalisation(model, mean, std)
         self.register_buffer("mean", shift, persistent=False)
         self.register_buffer("std", scale, persistent=False)
+        self.tracking = True  # whether a pass moves statistics
         self._verified = False
         self._split = False  # whether the model is run without its head, as a compiler wants it
         self._trunk: Trunk | None = None
@@ -197,9 +198,15 @@ class Classifier(nn.Module):
         head = set(self.head.parameters()) if updates == "features" else set()
         return [p for p in self.model.parameters() if p not in head]
 
-    def untracked(self) -> contextlib.AbstractContextManager[None]:
+    @contextlib.contextmanager
+    def untracked(self) -> Iterator[None]:
         """A context in which no forward pass moves a running statistic."""
-        return norms_of.untracked(self.norms())
+        before, self.tracking = self.tracking, False
+        try:
+            with norms_of.untracked(self.norms()):
+                yield
+        finally:
+            self.tracking = before
 
     def _verify(self, entered: list[Tensor], left: list[Tensor], output: Any, batch: int) -> None:
         """The head must be the model's last step, called once on one feature vector per image."""

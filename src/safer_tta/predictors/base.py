@@ -104,7 +104,12 @@ def _each(record: R, function: Callable[[Tensor], Tensor]) -> R:
 
 
 class Predictor:
-    """Images in, Prediction out, graph attached. Owns the generator from which all randomness comes."""
+    """Images in, Prediction out, graph attached. Owns the generator from which all randomness comes.
+
+    memory: what it remembers from batch to batch, as buffers; most remember nothing.
+    """
+
+    memory: nn.Module | None = None
 
     def __init__(self, classifier: Classifier | nn.Module, *, seed: int | None = None) -> None:
         self.classifier = classifier if isinstance(classifier, Classifier) else Classifier(classifier)
@@ -136,6 +141,9 @@ class Predictor:
     def lesson(self, images: Tensor, draw: Draw | None = None, *, track: bool = True) -> Prediction:
         """What a method learns from: the prediction, unless the predictor has better to teach than it answers."""
         return self(images, draw, track=track).taught()
+
+    def forget(self) -> None:
+        """Start to remember afresh, apart from the predictor it was copied from."""
 
     def over(self, classifier: Classifier) -> Self:
         """The same predictor, generator included, looking through another classifier: teachers, anchors, copies."""

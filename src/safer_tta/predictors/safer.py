@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import warnings
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -66,6 +66,7 @@ class Safer(Predictor):
                 "plain prediction"
             )
         self.pipeline = _pipeline(pipeline)
+        self.forget()
         self.repeats = chunk is None  # a second pass over a chunk is not part of any program
         self._warned = False
 
@@ -74,6 +75,18 @@ class Safer(Predictor):
         mixing = mixings.settings(self.mixing)
         pipeline = dataclasses.asdict(self.pipeline)
         return {"views": self.views, "pool": self.pool, "mixing": mixing, "pipeline": pipeline, "chunk": self.chunk}
+
+    def forget(self) -> None:
+        """A memory of its own, empty, where the mixing has one."""
+        numbers = getattr(self.mixing, "memory", 0)
+        self.memory: Memory | None = Memory(numbers).to(self.classifier.device) if numbers else None
+        self._looks_on = False
+
+    def over(self, classifier: Classifier) -> Self:
+        """Copies go by what the original remembers and add nothing to it: they see its images a second time."""
+        other = super().over(classifier)
+        other._looks_on = True
+        return other
 
     def draw_views(self, batch: int) -> Draw:
         return self.pipeline.draw(self.views, batch, self.generator)
@@ -88,8 +101,10 @@ class Safer(Predictor):
         pooled = pooling.pool(self.pool, probs, features)
         if self.mixing is None:
             weights, suspicion = pooled.weights, mixings.signal("feat_disagreement", probs.detach(), features.detach())
-        else:
+        elif self.memory is None:
             weights, suspicion = self.mixing.mix(pooled.weights, probs, features)
+        else:
+            weights, suspicion = self._remembering(self.memory.seen, pooled.weights, probs, features)
         report = Report(
             weights=weights,
             reliability=pooled.reliability,
@@ -104,6 +119,15 @@ class Safer(Predictor):
         lesson = None if teaches else _weighted(pooled.weights, probs)
         # Features are pooled with the base weights: mixing is about the answer, not about what features say.
         return Prediction(mean, logits, _weighted(pooled.weights, features), report, lesson=lesson)
+
+    def _remembering(self, seen: Tensor, base: Tensor, probs: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
+        """As the mixing weighs the views, going by what it has seen; and that, anew."""
+        mixing: Any = self.mixing
+        weights, suspicion, now = mixing.remembering(base, probs, features, seen)
+        if self.classifier.tracking and not self._looks_on:
+            with torch.no_grad():
+                seen.copy_(now)  # in place: a step may be replayed as a graph
+        return weights, suspicion
 
     def _through(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """All views through the classifier: at once, or chunk by chunk."""
@@ -132,6 +156,16 @@ class Safer(Predictor):
                 "weight. Collect larger batches for reliability to mean something",
                 stacklevel=2,
             )
+
+
+class Memory(nn.Module):
+    """What a mixing remembers from batch to batch."""
+
+    seen: Tensor
+
+    def __init__(self, numbers: int) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(numbers))
 
 
 def _weighted(weights: Tensor, views: Tensor) -> Tensor:
