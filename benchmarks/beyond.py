@@ -1,13 +1,14 @@
-"""The gate: tables from rows, of PACS, of the embedded data and of its first version.
+"""The gate: tables from rows, of PACS, of the embedded data and of its earlier versions.
 
 safer bench beyond --seeds 1 --store STORE                              # the embedded data, half an hour of two cores
 python benchmarks/beyond.py rows STORE docs/results/beyond-synthetic.jsonl
-python benchmarks/beyond.py page docs/results/{beyond-synthetic,gate-first,pacs,eot-synthetic}.jsonl
+python benchmarks/beyond.py page docs/results/{beyond-synthetic,gate-first,pacs,eot-synthetic,evidence-pacs}.jsonl
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import statistics
 import sys
@@ -16,15 +17,22 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parent))
+from evidence import FIXED, GATES
+
 from safer_tta.bench.publish import Study, markdown
 from safer_tta.bench.study import prepare
 from safer_tta.bench.tasks import Place
+from safer_tta.gate import Gate
 
 RATES = (0, 50, 100)
+SEEDS = 4
 STEPS = 1500  # of source training, everywhere but where schedules are compared
 TARGETS = ("art_painting", "cartoon", "photo", "sketch")
-FIRST, FINAL = {"alpha_clean": 0.6, "shift": 3.0, "cost": 20.0}, {"alpha_clean": 0.6, "cost": 5.0}
-NEXT = {"alpha_clean": 0.5, "cost": 5.0, "teaches": False, "equal": True, "evidence": "predicted"}
+# Earlier versions, as their rows name them.
+FIRST, SECOND = {"alpha_clean": 0.6, "shift": 3.0, "cost": 20.0}, {"alpha_clean": 0.6, "cost": 5.0}
+THIRD = {"alpha_clean": 0.5, "cost": 5.0, "teaches": False, "equal": True, "evidence": "predicted"}
+GATE = dataclasses.asdict(Gate())
 METHODS = (("Tent", "tent"), ("PL", "pl"), ("TSD", "tsd"))
 PREDICTORS = (("", "plain"), ("+SAFER", "safer"), ("+SAFER-A", "safer-a"), ("+SAFER-gate", "safer-gate"))
 LABELS = {predictor: f"Tent{added}" for added, predictor in PREDICTORS}
@@ -51,7 +59,7 @@ def read(path: Path) -> list[Row]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def page(embedded: Path, first: Path, pacs: Path, eot: Path) -> str:
+def page(embedded: Path, first: Path, pacs: Path, eot: Path, recorded: Path) -> str:
     with tempfile.TemporaryDirectory() as folder:
         place = Place(Path(folder))
         place.results.folder.mkdir(parents=True)
@@ -61,31 +69,49 @@ def page(embedded: Path, first: Path, pacs: Path, eot: Path) -> str:
         found, problems = study.found(place)
     assert not problems, problems
     text = markdown(study, study.tabulated(found)).partition("\n## ")[2].partition("\n")[2]
-    real, newer = Kept(read(pacs)), Kept(read(pacs), NEXT)
-    drawn = [row for _, row in found if older(row)]
-    improved = [row for _, row in found if row["predictor_options"].get("mixing") == {"name": "gate", **NEXT}]
+    now, second, third = (Kept(read(pacs), gate) for gate in (GATE, SECOND, THIRD))
+    drawn = Kept([row for _, row in found], GATE).rows
     parts = [
-        real.measured(), real.lines(),
-        *([newer.measured(" (the next version)"), newer.lines(" (the next version)")] if newer.seeds("tent") else []),
-        real.rates(), real.late(),
-        *(detections(f"On PACS, seed {seed}", real.usual(seed)) for seed in real.seeds("tent")),
+        now.measured(), now.lines(), replayed(read(recorded)),
+        *(detections(f"On PACS, seed {seed}", now.usual(seed)) for seed in now.seeds("tent")),
         f"## On the embedded data, seed 0\n{text}", detections("On the embedded data, seed 0", drawn),
-        detections("The next version on the embedded data, seed 0", improved),
         "## An attacker who knows it (embedded data, seed 0)\n", known(read(eot)),
-        earlier(Kept(read(first), FIRST), real),
+        "## An attacker who knows it (PACS, Art Painting, 128 images, seed 0)\n",
+        known([row for row in now.rows if row["defined_by"]["images"] == 128]),
+        third.lines(" (third version)"),
+        second.measured(" (second version)"), second.lines(" (second version)"), second.rates(), second.late(),
+        earlier(Kept(read(first), FIRST), now),
     ]  # fmt: skip
     return "\n".join(parts)
 
 
-def older(row: Row) -> bool:
-    """Whether a gate, if there is one, makes none of the choices that came later."""
-    return not {"teaches", "equal", "evidence"} & set(row["defined_by"]["predictor_options"].get("mixing") or {})
+def replayed(rows: Sequence[Row]) -> str:
+    """What gates would have answered, by recorded views: where a target has all three rates."""
+    names = [*FIXED, *GATES]
+    lines = [
+        "## What gates would have answered on PACS",
+        "",
+        "Recorded views, the same for every column; means over the targets named, at 0 / 50 / 100 %.",
+        "",
+        "| under | seed | targets | " + " | ".join(names) + " |",
+        "|---" * (3 + len(names)) + "|",
+    ]
+    found = {(row["method"], row["seed"], row["target"], row["attack_rate"]): row["accuracy"] for row in rows}
+    for method, seed in dict.fromkeys((row["method"], row["seed"]) for row in rows):
+        targets = [t for t in TARGETS if all((method, seed, t, rate) in found for rate in RATES)]
+        if targets:
+            cells = []
+            for name in names:
+                figures = [[found[method, seed, t, rate][name] for t in targets] for rate in RATES]
+                cells.append(" / ".join("–" if None in f else f"{statistics.mean(f):.1f}" for f in figures))
+            lines.append(f"| {method} | {seed} | {', '.join(targets)} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
 
 
 class Kept:
     """Rows of PACS, asked for by what they are of."""
 
-    def __init__(self, rows: Sequence[Row], gate: Row = FINAL) -> None:
+    def __init__(self, rows: Sequence[Row], gate: Row) -> None:
         self.rows = [
             row
             for row in rows
@@ -104,6 +130,8 @@ class Kept:
             and (row["attack_rate"] == 0 or round(255 * row["eps"]) == 8)
             and row["predictor_options"].get("pool", "cc_drop") == "cc_drop"
             and row["predictor_options"].get("views", 4) == 4
+            and row["predictor_options"].get("pipeline", {}).get("max_operators", 3) == 3
+            and (row["predictor_options"].get("mixing") or {}).get("curve", "sigmoid") == "sigmoid"
             and not row["options"].get("released")
         ]
 
@@ -120,7 +148,7 @@ class Kept:
     def seeds(self, method: str) -> list[int]:
         """Those with every run of a method that is compared."""
         wanted = [(p, t, r) for _, p in PREDICTORS for t in TARGETS for r in RATES]
-        return [s for s in range(3) if all(self.accuracy(s, method, *run) is not None for run in wanted)]
+        return [s for s in range(SEEDS) if all(self.accuracy(s, method, *run) is not None for run in wanted)]
 
     def mean(self, seeds: Sequence[int], method: str, predictor: str, targets: Sequence[str], rate: float) -> float:
         return statistics.mean(
@@ -134,6 +162,8 @@ class Kept:
         seeds = self.seeds("tent")
         lines = [f"## On PACS{what}\n\nSeeds: {', '.join(map(str, seeds))}.\n", *HEADER]
         for label, method in METHODS:
+            if self.seeds(method) != seeds:
+                continue
             for added, predictor in PREDICTORS:
                 places = [(t,) for t in TARGETS] + [TARGETS]
                 figures = [self.mean(seeds, method, predictor, place, r) for place in places for r in RATES]
@@ -147,14 +177,15 @@ class Kept:
             f"## The target, and what is reached{what}",
             "",
             "Differences of the averages over the four targets, in points.",
-            f"Seeds {', '.join(map(str, seeds))}; under Tent also each alone.",
+            f"Seeds {', '.join(map(str, seeds))}; under Tent also each alone." if seeds else "Each seed alone.",
             "",
             "| under | clean, to plain (wanted -0.3) | 50 %, to SAFER (wanted +1.0) | 100 %, to SAFER (wanted -0.3) |",
             "|---|---|---|---|",
         ]
         for label, method in METHODS:
-            text.append(self._gaps(label, seeds, method, TARGETS))
-        for seed in range(3):
+            if seeds and self.seeds(method) == seeds:
+                text.append(self._gaps(label, seeds, method, TARGETS))
+        for seed in range(SEEDS):
             targets = [target for target in TARGETS if self._compared(seed, target)]
             if not targets:
                 continue
@@ -177,7 +208,7 @@ class Kept:
     def rates(self) -> str:
         rates = range(0, 101, 10)
         text = [
-            "## Every rate (Art Painting, seed 1, Tent)",
+            "## Every rate (second version, Art Painting, seed 1, Tent)",
             "",
             "| accuracy, % | " + " | ".join(f"{rate} %" for rate in rates) + " |",
             "|---" * 12 + "|",
@@ -189,7 +220,7 @@ class Kept:
 
     def late(self) -> str:
         text = [
-            "## Hostile from half-way on (Art Painting, seed 1, Tent)",
+            "## Hostile from half-way on (second version, Art Painting, seed 1, Tent)",
             "",
             "| accuracy, % | half of the later images | all of them |",
             "|---|---|---|",
@@ -225,9 +256,6 @@ def detections(where: str, found: Sequence[Row]) -> str:
     return "\n".join([*lines, *(seen[key] for key in sorted(seen))]) + "\n"
 
 
-_NEXT = json.dumps({"name": "gate", **NEXT}, sort_keys=True)
-
-
 def _defence(row: Row) -> tuple[str, str, str]:
     options = row["predictor_options"]
     return row["predictor"], options.get("pool", ""), json.dumps(options.get("mixing"), sort_keys=True)
@@ -244,10 +272,11 @@ def known(rows: Sequence[Row]) -> str:
         if row["attack"] == "pgd":  # one for every defence
             mine = [r for r in rows if _defence(r) == _defence(row)]
             found = {(r["threat"].get("draws") or 0): r for r in mine}
-            predictor, pool, mixing = _defence(row)
-            label = LABELS[predictor] + (" (mean)" if pool == "mean" else "") + (", next" if mixing == _NEXT else "")
-            figures = [*(found[k]["accuracy"] for k in draws), found[8]["selective"][-1]]
-            lines.append(f"| {label} | " + " | ".join(f"{figure:.1f}" for figure in figures) + " |")
+            predictor, pool, _ = _defence(row)
+            label = LABELS[predictor] + (" (mean)" if pool == "mean" else "")
+            figures = [f"{found[k]['accuracy']:.1f}" if k in found else "–" for k in draws]
+            figures.append(f"{found[8]['selective'][-1]:.1f}" if 8 in found else "–")
+            lines.append(f"| {label} | " + " | ".join(figures) + " |")
     (plain,) = (row for row in rows if row["predictor"] == "plain")
     lines.append(f"| Tent | – | {plain['accuracy']:.1f} | – | – | – |")
     return "\n".join(lines) + "\n"
@@ -270,11 +299,11 @@ def main() -> None:
     keeper.add_argument("store", type=Path)
     keeper.add_argument("rows", type=Path)
     pager = commands.add_parser("page")
-    for name in ("embedded", "first", "pacs", "eot"):
+    for name in ("embedded", "first", "pacs", "eot", "recorded"):
         pager.add_argument(name, type=Path)
     o = parser.parse_args()
     if o.command == "page":
-        sys.stdout.write(page(o.embedded, o.first, o.pacs, o.eot))
+        sys.stdout.write(page(o.embedded, o.first, o.pacs, o.eot, o.recorded))
     else:
         rows(o)
 

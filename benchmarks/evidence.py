@@ -1,7 +1,8 @@
-"""What the gate goes by, on the embedded data: the evidence on clean and attacked originals, and what gates would have
-answered. Tent learns from SAFER's own pooling, so all of them are judged by the very same views.
+"""What the gate goes by: the evidence on clean and attacked originals, and what gates would have answered. A method
+learns from SAFER's own pooling, so all of them are judged by the very same views.
 
 python benchmarks/evidence.py run STORE docs/results/evidence-synthetic.jsonl     # 36 streams, after their trainings
+python benchmarks/evidence.py judge FOLDER docs/results/evidence-pacs.jsonl       # recordings made elsewhere, on a GPU
 python benchmarks/evidence.py page docs/results/evidence-synthetic.jsonl
 """
 
@@ -18,43 +19,31 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import safer_tta
+sys.path.insert(0, str(Path(__file__).parent))
+from recordings import Recording, found_in, matrix, recorded
+
 from safer_tta.bench.run import detection
 from safer_tta.bench.study import prepare
-from safer_tta.bench.tasks import Place, Task, execute, stream_of
-from safer_tta.data import Stream, StreamSpec
-from safer_tta.gate import EVIDENCE, Gate
+from safer_tta.bench.tasks import Place, execute
+from safer_tta.gate import EVIDENCE, SEEN, Gate, of_distances
 from safer_tta.pooling import with_original
-from safer_tta.training import load
 
 Row = dict[str, Any]
 RATES = (0, 50, 100)
+SECOND = Gate(alpha_clean=0.6, cost=5, teaches=False, equal=False, evidence="ratio", spread=0.6, keeps=0)
 GATES = {
     "the gate": Gate(),
-    "equal views": Gate(equal=True),
-    "predicted evidence": Gate(evidence="predicted"),
-    "both": Gate(equal=True, evidence="predicted"),
-    "both, at most half (next)": Gate(equal=True, evidence="predicted", alpha_clean=0.5),
+    "by distances": Gate(evidence="distance"),
+    "remembers nothing": Gate(keeps=0),
+    "third version": Gate(cost=5, spread=0.6, keeps=0),
+    "second version, answering only": SECOND,
 }
 # The weight (B,) of the original, of who is attacked; the augmented views share the rest equally. SAFER has its own.
 FIXED: dict[str, Callable[[Tensor], Tensor] | None] = {
     "SAFER": None,
     "augmented views alone": lambda attacked: torch.zeros(len(attacked)),
-    "who is attacked is known": lambda attacked: 0.6 * (~attacked).float(),
+    "who is attacked is known": lambda attacked: 0.5 * (~attacked).float(),
 }
-
-
-class Recorder:
-    """A mixing that changes nothing, and keeps what it sees."""
-
-    least_views = 3
-
-    def __init__(self) -> None:
-        self.seen: list[tuple[Tensor, Tensor, Tensor]] = []
-
-    def mix(self, base_weights: Tensor, probs: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
-        self.seen.append((base_weights.detach(), probs.detach(), features.detach()))
-        return base_weights, torch.zeros_like(base_weights[0])
 
 
 def run(store: Path, out: Path, seeds: int = 3, targets: Sequence[str] = (), **size: Any) -> None:
@@ -67,44 +56,63 @@ def run(store: Path, out: Path, seeds: int = 3, targets: Sequence[str] = (), **s
             if task.kind == "run" and (what["method"], what["predictor"]) == ("tent", "safer"):
                 for need in task.needs:
                     execute(known[need], place)
-                file.write(json.dumps(judged(what, place), sort_keys=True) + "\n")
+                file.write(json.dumps(judged(recorded(what, place)), sort_keys=True) + "\n")
                 print(task.label, flush=True)
 
 
-def judged(what: Row, place: Place) -> Row:
+def judge(folder: Path, out: Path) -> None:
+    rows = sorted((judged(Recording.read(path)) for path in found_in(folder)), key=_place)
+    out.write_text("".join(json.dumps(row, sort_keys=True) + "\n" for row in rows))
+
+
+def _place(row: Row) -> tuple[Any, ...]:
+    return row["method"], row["target"], row["attack_rate"], row["seed"]
+
+
+def judged(recording: Recording) -> Row:
     """One stream: what every kind of evidence and every gate makes of it."""
-    domains, copies, _ = stream_of(what, place)
-    spec, recorder = StreamSpec(**what["stream"]), Recorder()
-    source = load(Task("source", "", what["source"]).path(place))
-    adapted = safer_tta.adapt(source, "tent", safer={"mixing": recorder}, seed=spec.seed)
-    batches = list(Stream(domains, spec, copies))
-    for batch in batches:
-        adapted(batch.images)
-    attacked = torch.cat([batch.attacked for batch in batches])
-    evidence = {kind: torch.cat([of(z) for _, _, z in recorder.seen]) for kind, of in EVIDENCE.items()}
+    method, target, rate, seed = recording.place
+    attacked, evidence = recording.tensors["attacked"], evidence_of(recording)
     return {
-        "target": what["target"], "attack_rate": spec.attack_rate, "seed": spec.seed, "images": len(attacked),
-        "evidence": {kind: described(x, attacked) for kind, x in evidence.items()},
-        "accuracy": {name: accuracy(batches, recorder, name) for name in (*FIXED, *GATES)},
+        "method": method, "target": target, "attack_rate": rate, "seed": seed, "images": len(attacked),
+        "evidence": {kind: described(torch.cat(evidence[kind]), attacked) for kind in EVIDENCE},
+        "accuracy": {name: accuracy(recording, evidence, name) for name in (*FIXED, *GATES)},
     }  # fmt: skip
 
 
-def described(evidence: Tensor, attacked: Tensor) -> Row:
+def described(evidence: Tensor, attacked: Tensor) -> Row | None:
+    if not bool(torch.isfinite(evidence).all()):
+        return None
     sides = {"clean": evidence[~attacked], "attacked": evidence[attacked]}
     spread = {side: [float(x.mean()), float(x.std())] if len(x) else None for side, x in sides.items()}
     return {**spread, "auroc": detection(evidence, attacked)}
 
 
-def accuracy(batches: Sequence[Any], recorder: Recorder, name: str) -> float:
-    right = total = 0
-    for batch, (base, probs, features) in zip(batches, recorder.seen, strict=True):
-        weights = base
+def evidence_of(recording: Recording) -> dict[str, list[Tensor]]:
+    """{kind: a tensor for each batch}; a kind that the recording does not know yet, from the distances that it kept."""
+    found: dict[str, list[Tensor]] = {kind: [] for kind in EVIDENCE}
+    for batch in recording.batches():
+        for kind in EVIDENCE:
+            known = batch.get(f"evidence.{kind}")
+            found[kind].append(of_distances(matrix(batch["distances"].float())) if known is None else known)
+    return found
+
+
+def accuracy(recording: Recording, evidence: dict[str, list[Tensor]], name: str) -> float | None:
+    """None where distances were too large for the half precision that they are kept in."""
+    if name in GATES and not all(bool(torch.isfinite(x).all()) for x in evidence[GATES[name].evidence]):
+        return None
+    right, total, seen = 0, 0, torch.zeros(SEEN)
+    for number, batch in enumerate(recording.batches()):
+        weights = base = batch["base"]
         if name in GATES:
-            weights = GATES[name].mix(base, probs, features)[0]
+            gate = GATES[name]
+            weights, _, seen = gate.weigh(base, evidence[gate.evidence][number], seen)
         elif (alpha := FIXED[name]) is not None:
-            weights = with_original(alpha(batch.attacked), torch.ones_like(base))
-        right += int(((weights.unsqueeze(-1) * probs).sum(dim=0).argmax(dim=1) == batch.labels).sum())
-        total += len(batch.labels)
+            weights = with_original(alpha(batch["attacked"]), torch.ones_like(base))
+        answers = (weights.unsqueeze(-1) * batch["probs"]).sum(dim=0).argmax(dim=1)
+        right += int((answers == batch["labels"]).sum())
+        total += len(answers)
     return 100 * right / total
 
 
@@ -151,10 +159,15 @@ def main() -> None:
     runner = commands.add_parser("run")
     runner.add_argument("store", type=Path)
     runner.add_argument("rows", type=Path)
+    judger = commands.add_parser("judge")
+    judger.add_argument("folder", type=Path)
+    judger.add_argument("rows", type=Path)
     commands.add_parser("page").add_argument("rows", type=Path)
     o = parser.parse_args()
     if o.command == "run":
         run(o.store, o.rows)
+    elif o.command == "judge":
+        judge(o.folder, o.rows)
     else:
         sys.stdout.write(page([json.loads(line) for line in o.rows.read_text().splitlines()]))
 

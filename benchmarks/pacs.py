@@ -30,7 +30,7 @@ PLANS = (
     "autoattack", "eot", "released",
 )  # fmt: skip
 Found = tuple[Any, Any]  # a cell of a plan, and the row of its run
-ENOUGH = 0.4
+ENOUGH = 0.6
 FULL = 5000  # training steps, as in the paper: of one target, to see what fewer cost
 IMAGES = {"alpha-signal": 512, "autoattack": 512, "eot": 128}  # of a stream, where all would take too long
 
@@ -166,7 +166,7 @@ def deeper(text: str) -> str:
 
 
 def begun(cells: Sequence[Any], names: Sequence[str], found: Sequence[Found], main: set[str]) -> list[Found]:
-    """Without the tables and targets of whose own runs, which the main table does not have, less than two fifths are
+    """Without the tables and targets of whose own runs, which the main table does not have, less than three fifths are
     done: what they share with it would stand there alone."""
     own = [cell for cell, name in zip(cells, names, strict=True) if name not in main]
     wanted = Counter((cell.grid, cell.target, cell.seed) for cell in own)
@@ -262,13 +262,14 @@ def fooled(attacks: Sequence[dict[str, Any]]) -> str:
     table = [
         "## The attacker's own models",
         "",
-        "| target | attack | budget, 255ths | seed | images | accuracy, clean | attacked |",
-        "|---|---|---|---|---|---|---|",
+        "| target | attack | budget, 255ths | seed | training steps | images | accuracy, clean | attacked |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for fact in attacks:
         what = fact["definition"]
         where, eps = what["surrogate"]["surrogate"], 255 * what["threat"]["eps"]
-        figures = f"{fact['images']} | {fact['surrogate_clean']:.1f} | {fact['surrogate_attacked']:.1f} |"
+        steps = what["surrogate"]["recipe"]["steps"]
+        figures = f"{steps} | {fact['images']} | {fact['surrogate_clean']:.1f} | {fact['surrogate_attacked']:.1f} |"
         table.append(f"| {where} | {what['attack']} | {eps:g} | {what['seed']} | {figures}")
     return "\n".join([*table[:4], *sorted(table[4:])]) + "\n"
 

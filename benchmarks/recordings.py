@@ -36,6 +36,15 @@ def pairs(matrix: Tensor) -> Tensor:
     return matrix[first, second]
 
 
+def matrix(paired: Tensor) -> Tensor:
+    """The way back."""
+    views = round((1 + (1 + 8 * len(paired)) ** 0.5) / 2)
+    first, second = torch.triu_indices(views, views, offset=1)
+    whole = paired.new_zeros(views, views, paired.shape[1])
+    whole[first, second] = whole[second, first] = paired
+    return whole
+
+
 class Recorder:
     """A mixing that changes nothing, and keeps what it sees."""
 
@@ -75,10 +84,6 @@ class Recording:
                 if name != "sizes"
             }
             first += size
-
-    @property
-    def attacked(self) -> Tensor:
-        return self.tensors["attacked"]
 
     @property
     def place(self) -> tuple[str, str, float, int]:

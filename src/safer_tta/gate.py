@@ -40,7 +40,7 @@ class Gate:
         out the least reliable, on a clean batch one of the augmented, though the gate sees to the original.
     evidence: what an original's straying is compared with. "ratio": with how far the augmented views stray from each
         other. "predicted": with how far an augmented view would be expected to stray in its place, going by that;
-        looked at twice, by distances and by angles.
+        looked at twice, by distances and by angles. "distance": the mean of both, by distances alone.
     spread: standard deviation of clean originals' evidence.
     keeps: how much of what earlier batches have shown still counts a batch later; 0 remembers nothing.
     """
@@ -149,7 +149,18 @@ def by_prediction(features: Tensor) -> Tensor:
     return (_surprise(_distances(features)) + _surprise(_angles(features))) / 2
 
 
-EVIDENCE = {"ratio": by_ratio, "predicted": by_prediction}
+def by_distance(features: Tensor) -> Tensor:
+    """Evidence (B,): what the two others say of distances, and nothing of angles; their mean."""
+    return of_distances(_distances(features))
+
+
+def of_distances(distance: Tensor) -> Tensor:
+    """The same, of distances (V,V,B) between the views."""
+    original, augmented, others = straying(distance)
+    return (_deviations(original - others, augmented - others) + _surprise(distance)) / 2
+
+
+EVIDENCE = {"ratio": by_ratio, "predicted": by_prediction, "distance": by_distance}
 
 
 def _surprise(distance: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from safer_tta import Classifier, Safer, mixing, pooling
-from safer_tta.gate import by_ratio, log_odds
+from safer_tta.gate import Gate
 from tests.conftest import batches, classifier, needs_pacs, photographs, small_net
 
 V, B, K, D = 5, 7, 4, 9
@@ -251,6 +251,7 @@ def test_the_signal_reported_is_the_mixings(images):
 
     torch.testing.assert_close(signal(None), disagreement)
     torch.testing.assert_close(signal("sigmoid"), disagreement)
-    torch.testing.assert_close(signal("gate"), torch.sigmoid(log_odds(by_ratio(features))))
+    alike, nothing = torch.full(features.shape[:2], 1 / len(features)), torch.zeros(*features.shape[:2], 1)
+    torch.testing.assert_close(signal("gate"), Gate().mix(alike, nothing, features)[1])
     confidence = source(images)[1].softmax(-1).amax(-1).detach()
     torch.testing.assert_close(signal({"signal": "orig_conf"}), confidence)
