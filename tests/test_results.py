@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import statistics
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -126,7 +127,7 @@ def test_the_pacs_page_is_built_from_its_rows():
         assert f"]({file})" in (results / "pacs.md").read_text()
     attacks = [json.loads(line) for line in (results / "pacs-attacks.jsonl").read_text().splitlines()]
     full = [fact for fact in attacks if round(255 * fact["definition"]["threat"]["eps"]) == 8]
-    assert {(f["definition"]["surrogate"]["surrogate"], f["definition"]["seed"]) for f in full} == {
+    assert {(f["definition"]["surrogate"]["surrogate"], f["definition"]["seed"]) for f in full} >= {
         (target, seed) for target in ("art_painting", "cartoon", "photo", "sketch") for seed in (0, 1, 2)
     }
     assert all(fact["surrogate_attacked"] < 1 for fact in full)
@@ -169,10 +170,12 @@ def test_models_trained_again_from_nothing_answer_the_same_on_pacs():
         {row["run"]: row for row in map(json.loads, (ROOT / "docs/results" / name).read_text().splitlines())}
         for name in ("pacs.jsonl", "pacs-again.jsonl")
     )
-    assert len(again) == 20
+    assert Counter(row["seed"] for row in again.values()) == {0: 20, 2: 4}
     for name, row in again.items():
-        for figure in ("source", "stream", "accuracy", "nll", "ece", "batch_accuracy"):
+        for figure in ("stream", "accuracy", "nll", "ece", "batch_accuracy"):
             assert row[figure] == first[name][figure]
+        # Models' files say more of themselves since seed 2 was first trained: they hash to something else.
+        assert (row["source"] == first[name]["source"]) == (row["seed"] == 0)
 
 
 @pytest.mark.parametrize(("name", "beside"), [("views", True), ("eot", False), ("autoattack", False)])
@@ -188,9 +191,12 @@ def test_excerpts_of_pacs_are_not_put_beside_the_papers(name, beside, tmp_path):
     assert ("images of each stream" in page) != beside
 
 
+BEYOND = ("beyond-synthetic", "gate-first", "pacs", "eot-synthetic", "evidence-pacs")
+
+
 def test_the_page_on_the_gate_is_built_from_its_rows():
     results = ROOT / "docs" / "results"
-    files = [results / f"{name}.jsonl" for name in ("beyond-synthetic", "gate-first", "pacs", "eot-synthetic")]
+    files = [results / f"{name}.jsonl" for name in BEYOND]
     assert benchmark("beyond").page(*files) in (ROOT / "docs" / "beyond.md").read_text()
 
 
@@ -201,36 +207,45 @@ def test_what_the_gates_go_by_is_built_from_its_rows():
     assert evidence.page(rows) in (ROOT / "docs" / "beyond.md").read_text()
 
 
-def test_the_next_version_of_the_gate_gets_its_tables_once_it_is_measured():
-    """Its rows are made up here, of those of the version before: the tables must say of both what they say of one."""
+def test_views_recorded_on_pacs_are_those_of_its_runs():
+    """What SAFER would have answered by a recording is the accuracy of the run's own row, and so is the gate's. (TSD
+    does not repeat itself, and seed 3 has no rows.)"""
     beyond = benchmark("beyond")
-    kept = beyond.read(ROOT / "docs" / "results" / "pacs.jsonl")
-    assert beyond.Kept(kept, beyond.NEXT).seeds("tent") == []
-    again = {"name": "gate", **beyond.NEXT}
-    made = [
-        {**row, "predictor_options": {**row["predictor_options"], "mixing": again}}
-        if "gate" in row["predictor"]
+    kept = beyond.Kept(beyond.read(ROOT / "docs/results/pacs.jsonl"), beyond.GATE)
+    compared = {"SAFER": 0, "the gate": 0}
+    for row in beyond.read(ROOT / "docs/results/evidence-pacs.jsonl"):
+        for name, predictor in (("SAFER", "safer"), ("the gate", "safer-gate")):
+            found = kept.accuracy(row["seed"], row["method"], predictor, row["target"], row["attack_rate"])
+            if found is not None and row["method"] != "tsd":
+                assert row["accuracy"][name] == pytest.approx(found, abs=1e-9), (name, row["target"])
+                compared[name] += 1
+    assert compared == {"SAFER": 12 + 12 + 10, "the gate": 12 + 10}
+
+
+def test_versions_of_the_gate_are_told_apart():
+    """The same tables of rows that are made up to be of one version as of those that are of another."""
+    beyond = benchmark("beyond")
+    rows = beyond.read(ROOT / "docs" / "results" / "pacs.jsonl")
+    second = beyond.Kept(rows, beyond.SECOND)
+    assert (second.seeds("tent"), beyond.Kept(rows, beyond.GATE).seeds("tent")) == ([1, 2], [0])
+    made_up = {"name": "gate", "cost": 3.0}
+    renamed = [
+        {**row, "predictor_options": {**row["predictor_options"], "mixing": made_up}}
+        if row["predictor"] == "safer-gate"
         else row
-        for row in kept
+        for row in second.rows
     ]
-    assert beyond.Kept(made, beyond.NEXT).lines() == beyond.Kept(kept).lines()
-    assert beyond.Kept(made, beyond.NEXT).measured() == beyond.Kept(kept).measured()
-
-
-def test_the_short_plan_for_the_gpu_is_part_of_the_long_one():
-    pacs = benchmark("pacs")
-    kept = [json.loads((ROOT / "docs/results/pacs.jsonl").read_text().partition("\n")[0])]
-    short, long = (pacs.planned(name, kept, 3)[1] for name in (str(ROOT / "benchmarks/next.toml"), "beyond"))
-    assert len(set(short)) == 3 * 4 * 3 * 3
-    assert set(short) <= set(long)
+    other = beyond.Kept(renamed, {"cost": 3.0})
+    assert (other.lines(), other.measured()) == (second.lines(), second.measured())
+    assert beyond.Kept(renamed, beyond.SECOND).seeds("tent") == []
 
 
 def test_the_page_of_threats_has_the_attacker_who_knows_the_defence():
     rows = [json.loads(line) for line in (ROOT / "docs/results/eot-synthetic.jsonl").read_text().splitlines()]
-    assert len(rows) == 21
+    assert len(rows) == 17
     table = benchmark("beyond").known(rows)
     assert table in (ROOT / "docs" / "threat.md").read_text()
-    assert len(table.splitlines()) == 2 + 6
+    assert len(table.splitlines()) == 2 + 5
     live = [row for row in rows if row["attack"] == "eot"]
     ours = [r for r in rows if (r["predictor"], r["predictor_options"].get("pool")) == ("safer", "cc_drop")]
     (left,) = (f"{row['accuracy']:.1f}" for row in ours if row["threat"].get("draws") == 8)

@@ -1,0 +1,120 @@
+"""What a predictor remembers from batch to batch is state like any other: saved, put back, and moved by nobody else."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+import safer_tta
+from safer_tta import Safer
+from safer_tta.gate import SEEN
+from safer_tta.methods import METHODS
+from tests.conftest import batches, same, small_net
+
+GATE = {"mixing": "gate"}
+
+
+def adapted(method: str = "tent", **options: object) -> safer_tta.Method:
+    return safer_tta.adapt(small_net(), method, {**GATE, **options}, seed=0)
+
+
+def seen(method: safer_tta.Method) -> torch.Tensor:
+    return method.predictor.memory.seen.clone()
+
+
+def test_it_grows_by_every_batch_and_is_forgotten_with_the_rest():
+    method, counts = adapted(), []
+    for images in batches(3):
+        method(images)
+        counts.append(float(seen(method)[0]))
+    size, expected = len(batches(1)[0]), []
+    for _ in range(3):
+        expected.append(0.8 * ((expected[-1] if expected else 0) + size))
+    assert counts == pytest.approx(expected)
+    method.restore()
+    assert torch.equal(seen(method), torch.zeros(SEEN))
+    method(batches(1)[0])
+    method.reset()
+    assert torch.equal(seen(method), torch.zeros(SEEN))
+
+
+def test_it_is_saved_and_goes_on_bit_for_bit(tmp_path):
+    stream = batches(5)
+    whole = adapted()
+    expected = [whole(images).probs for images in stream]
+    half = adapted()
+    for images in stream[:3]:
+        half(images)
+    half.save(tmp_path / "state")
+    back = adapted().load(tmp_path / "state")
+    assert torch.equal(seen(back), seen(half))
+    assert all(torch.equal(back(images).probs, answer) for images, answer in zip(stream[3:], expected[3:], strict=True))
+    half.predictor.memory.seen.copy_(torch.tensor([200.0, 190.0, 400.0]))  # a hostile stream, long ago
+    half.save(tmp_path / "wary")
+    wary, calm = (adapted().load(tmp_path / name)(stream[3]).report.signal for name in ("wary", "state"))
+    assert (wary > calm + 0.1).all()
+
+
+@pytest.mark.parametrize("look", ["predict", "track", "frozen", "refused", "broken"])
+def test_looks_leave_it_alone(look):
+    method, images = adapted(), batches(1)[0]
+    method(images)
+    before = seen(method)
+    if look == "predict":
+        method.predict(images)
+    elif look == "track":
+        method.predictor(images, track=False)
+    elif look == "frozen":
+        method.freeze()(images)
+    elif look == "refused":
+        with pytest.raises(ValueError, match="expected"):
+            method(images * 2)
+    else:
+        with torch.no_grad():
+            next(method.classifier.norms()[0].parameters()).fill_(float("nan"))
+        method(images)
+        assert method.refused["losses"] == 1
+    assert torch.equal(seen(method), before)
+
+
+def test_a_copy_has_its_own_and_a_teacher_adds_nothing():
+    method, images = adapted(), batches(1)[0]
+    other = copy.deepcopy(method)
+    other(images)
+    assert torch.equal(seen(method), torch.zeros(SEEN))
+    assert other.state.models["predictor"] is other.predictor.memory
+    teacher = method.predictor.over(copy.deepcopy(method.classifier))
+    teacher(images)
+    assert torch.equal(seen(method), torch.zeros(SEEN))
+    method(images)
+    assert torch.equal(teacher.memory.seen, seen(method))  # it goes by the same
+
+
+def test_two_models_behind_one_predictor_do_not_share_it():
+    predictor = Safer(small_net(), mixing="gate", seed=0)
+    one, other = (safer_tta.adapt(small_net(), "tent", predictor, seed=0) for _ in range(2))
+    one(batches(1)[0])
+    assert float(seen(one)[0]) > 0
+    assert torch.equal(seen(other), torch.zeros(SEEN))
+    assert torch.equal(predictor.memory.seen, torch.zeros(SEEN))
+
+
+@pytest.mark.parametrize("mixing", [None, "sigmoid", {"name": "gate", "keeps": 0.0}])
+def test_most_remember_nothing(mixing):
+    method = safer_tta.adapt(small_net(), "tent", {"mixing": mixing}, seed=0)
+    assert method.predictor.memory is None
+    assert not [name for name in method.state_dict() if name.startswith("predictor")]
+
+
+@pytest.mark.parametrize("name", ["tent", "pl", "sar", "shot_im"])
+def test_methods_learn_as_if_there_were_no_gate(name):
+    """The gate answers only: after any stream the model is SAFER's, bit for bit."""
+    assert name in METHODS
+    gated, plain = adapted(name), safer_tta.adapt(small_net(), name, seed=0)
+    for images in batches(3):
+        gated(images)
+        plain(images)
+    learnt = {key: tensor for key, tensor in gated.state_dict().items() if not key.startswith("predictor")}
+    assert same(learnt, plain.state_dict())
