@@ -1,6 +1,7 @@
 """PACS for real: the tasks that travel to a GPU machine, the rows that come back, the page that is made from them.
 
 python benchmarks/pacs.py tasks --data PACS --weights W --seeds 1 --out carry/tasks.json main pooling   # where they lie
+python benchmarks/pacs.py tasks --data PACS --weights W --only 2 3 --recordings --out carry/views.json main     # or
 python benchmarks/pacs.py restore docs/results/pacs.jsonl STORE          # there: what is done is not made again
 safer bench tasks carry/tasks.json --data PACS --weights W --store STORE --device cuda --workers 4      # there
 python benchmarks/pacs.py rows STORE docs/results/pacs.jsonl docs/results/pacs-attacks.jsonl   # here: what came back
@@ -44,13 +45,24 @@ def tasks(o: argparse.Namespace) -> None:
     from safer_tta.bench.study import prepare
     from safer_tta.bench.tasks import write_tasks
 
+    sys.path.insert(0, str(Path(__file__).parent))
+    from recordings import task_for
+
     place = Place(Path("unused"), o.data, weights=o.weights)
-    found = {}
+    seeds = o.only if o.only else range(o.seeds)
+    known, asked = {}, {}
     for name in o.plans:
-        study = prepare(name, place, seeds=o.seeds, targets=o.targets, **settings(name, steps=o.steps))
-        found |= {task.name: task for task in study.tasks}
-    write_tasks(o.out, list(found.values()))  # plan by plan: what is cut off is the end of the last
-    print(f"{sum(task.kind == 'run' for task in found.values())} runs, {len(found)} tasks")
+        study = prepare(name, place, seeds=1 + max(seeds), targets=o.targets, **settings(name, steps=o.steps))
+        known |= {task.name: task for task in study.tasks}
+        runs = [t for t in study.tasks if t.kind == "run" and t.definition["stream"]["seed"] in seeds]
+        views = [task_for(t) for t in runs if t.definition["predictor"] == "safer"] if o.recordings else []
+        asked |= {task.name: task for task in (*views, *(() if o.recordings else runs))}
+    found = {}  # plan by plan, and each with what it needs before it: what is cut off is the end of the last
+    for task in asked.values():
+        found |= {name: known[name] for name in task.needs if name not in found} | {task.name: task}
+    write_tasks(o.out, list(found.values()))
+    kinds = Counter(task.kind for task in found.values())
+    print(f"{kinds['run']} runs, {kinds['recording']} recordings, {len(found)} tasks")
 
 
 def restore(o: argparse.Namespace) -> None:
@@ -303,7 +315,9 @@ def main() -> None:
     planner.add_argument("--data", required=True)
     planner.add_argument("--weights", required=True)
     planner.add_argument("--seeds", type=int, default=3)
+    planner.add_argument("--only", type=int, nargs="*", default=(), help="these seeds")
     planner.add_argument("--targets", nargs="*", default=())
+    planner.add_argument("--recordings", action="store_true", help="of the runs on SAFER, instead of the runs")
     planner.add_argument("--steps", type=int, default=SETTINGS["steps"], help=f"{FULL}: as in the paper")
     planner.add_argument("--out", type=Path, required=True)
     restorer = commands.add_parser("restore")

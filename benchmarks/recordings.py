@@ -4,8 +4,9 @@ have said follows from a recording, to the last bit and without a GPU.
 
 As an extension it gives the bench one more kind of task, made once like any other:
 
-python benchmarks/pacs.py tasks --recordings --out tasks.json … benchmarks/next.toml
+python benchmarks/pacs.py tasks --recordings --out tasks.json … main
 safer --extension benchmarks/recordings.py bench tasks tasks.json …
+python benchmarks/evidence.py judge STORE/made docs/results/evidence-pacs.jsonl
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from safer_tta import mixing
 from tests.serving import free_port
 from tests.test_results import ROOT, benchmark
 
@@ -80,3 +81,38 @@ def test_recorded_views_are_those_of_a_run(tmp_path):
         for found in row["evidence"].values():
             assert (found["clean"] is None) == (row["attack_rate"] == 100)
             assert (found["attacked"] is None) == (row["attack_rate"] == 0)
+
+
+def test_recordings_are_tasks_of_their_own_and_say_what_the_gate_answers(tmp_path):
+    """Nobody needs a recording, and it is made all the same; what the gate would have answered by it is what it answers
+    in a run of its own."""
+    from safer_tta.bench.study import prepare
+    from safer_tta.bench.tasks import Place, execute, left
+
+    evidence, place = benchmark("evidence"), Place(tmp_path)
+    recordings = sys.modules["recordings"]
+    study = prepare("beyond", place, seeds=1, targets=["sketch"], quick=True)
+    gate = evidence.GATES["the gate"]
+    runs = {
+        (task.definition["predictor"], task.definition["stream"]["attack_rate"]): task
+        for task in reversed(study.tasks)
+        if task.kind == "run"
+        and task.definition["method"] == "tent"
+        and task.definition["stream"]["batch"] == 16
+        and task.definition["stream"]["draw"] == "exact"
+        and task.definition["predictor"] in ("safer", "safer-gate")
+        and task.definition["stream"]["attack_rate"] in (0, 100)
+        and (task.definition["attack"] is None or round(255 * task.definition["attack"]["threat"]["eps"]) == 8)
+        and task.definition["predictor_options"]["mixing"] in (None, mixing.settings(gate))
+    }
+    assert runs.keys() == {(predictor, rate) for predictor in ("safer", "safer-gate") for rate in (0, 100)}
+    made = [task for task in study.tasks if task.kind != "run"]
+    views = {rate: recordings.task_for(runs["safer", rate]) for rate in (0, 100)}
+    assert set(views.values()) <= set(left([*made, *views.values()], place))
+    for task in [*made, *runs.values(), *views.values()]:
+        execute(task, place)
+    assert left([*made, *views.values()], place) == []
+    for rate, task in views.items():
+        judged = evidence.judged(recordings.Recording.read(task.path(place)))["accuracy"]
+        for name, predictor in (("SAFER", "safer"), ("the gate", "safer-gate")):
+            assert judged[name] == place.results.row(runs[predictor, rate].name)["accuracy"]

@@ -81,10 +81,11 @@ class Task:
 
 
 def left(tasks: Sequence[Task], place: Place) -> list[Task]:
-    """What is still to be carried out: runs that are not done, and of what they need what is not there. Models that
-    only finished runs needed are nobody's business."""
+    """What is still to be carried out: what is asked for itself and not done, and of what that needs what is not there.
+    Models that only finished runs needed are nobody's business."""
     known, wanted = {task.name: task for task in tasks}, set[str]()
-    asked = [task.name for task in tasks if task.kind == "run" and not task.done(place)]
+    needed = {need for task in tasks for need in task.needs}
+    asked = [task.name for task in tasks if task.name not in needed and not task.done(place)]
     while asked:
         name = asked.pop()
         if name not in wanted:
