@@ -10,8 +10,7 @@ import torch
 import safer_tta
 from safer_tta import Safer
 from safer_tta.gate import SEEN
-from safer_tta.methods import METHODS
-from tests.conftest import batches, same, small_net
+from tests.conftest import batches, small_net
 
 GATE = {"mixing": "gate"}
 
@@ -106,15 +105,3 @@ def test_most_remember_nothing(mixing):
     method = safer_tta.adapt(small_net(), "tent", {"mixing": mixing}, seed=0)
     assert method.predictor.memory is None
     assert not [name for name in method.state_dict() if name.startswith("predictor")]
-
-
-@pytest.mark.parametrize("name", ["tent", "pl", "sar", "shot_im"])
-def test_methods_learn_as_if_there_were_no_gate(name):
-    """The gate answers only: after any stream the model is SAFER's, bit for bit."""
-    assert name in METHODS
-    gated, plain = adapted(name), safer_tta.adapt(small_net(), name, seed=0)
-    for images in batches(3):
-        gated(images)
-        plain(images)
-    learnt = {key: tensor for key, tensor in gated.state_dict().items() if not key.startswith("predictor")}
-    assert same(learnt, plain.state_dict())
