@@ -178,6 +178,22 @@ def test_models_trained_again_from_nothing_answer_the_same_on_pacs():
         assert (row["source"] == first[name]["source"]) == (row["seed"] == 0)
 
 
+def test_every_run_on_pacs_saw_the_same_stream():
+    """Of one target, rate and seed, also where it was made in another session, from models trained again."""
+    streams = {}
+    for row in map(json.loads, (ROOT / "docs/results/pacs.jsonl").read_text().splitlines()):
+        what, attacked = row["defined_by"], row["attack_rate"] > 0
+        models = (
+            what["attack"]["copies"][0]["surrogate"]["recipe"]["steps"] if attacked and row["attack"] == "pgd" else 0
+        )
+        spec = tuple(
+            row[key] for key in ("target", "attack_rate", "seed", "order", "draw", "batch", "limit", "attack", "eps")
+        )
+        streams.setdefault((*spec, what["images"], models), set()).add(row["stream"])
+    assert len(streams) > 4 * 3 * 3  # those of the main table, and of studies
+    assert all(len(found) == 1 for found in streams.values())
+
+
 @pytest.mark.parametrize(("name", "beside"), [("views", True), ("eot", False), ("autoattack", False)])
 def test_excerpts_of_pacs_are_not_put_beside_the_papers(name, beside, tmp_path):
     """Where all images would take too long, the page says of how many the figures are, and compares them with none."""
