@@ -105,3 +105,15 @@ def test_most_remember_nothing(mixing):
     method = safer_tta.adapt(small_net(), "tent", {"mixing": mixing}, seed=0)
     assert method.predictor.memory is None
     assert not [name for name in method.state_dict() if name.startswith("predictor")]
+
+
+def test_a_mixing_may_call_something_else_its_memory():
+    class Elsewhere:
+        least_views, memory = 1, ("of", "its own")
+
+        def mix(self, base_weights, probs, features):
+            return base_weights, torch.zeros_like(base_weights[0])
+
+    method = safer_tta.adapt(small_net(), "tent", {"mixing": Elsewhere()}, seed=0)
+    assert method.predictor.memory is None
+    method(batches(1)[0])

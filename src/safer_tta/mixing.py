@@ -29,8 +29,8 @@ class Mixer(Protocol):
     least_views: augmented views without which it knows nothing.
     mix: final weights (V,B), and how suspicious every image looks (B,).
     teaches, if there is one: whether methods learn from what it makes of the views (default) or from pooling alone.
-    memory, if there is one: how many numbers it remembers from batch to batch. With any it is asked by
-        remembering(base_weights, probs, features, seen), which gives these numbers anew as a third; Safer keeps them.
+    remembering(base_weights, probs, features, seen), if there is one, is asked instead of mix where `memory` says that
+        it remembers so many numbers from batch to batch; it gives them anew as a third. Safer keeps them.
     """
 
     @property

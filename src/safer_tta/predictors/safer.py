@@ -78,7 +78,8 @@ class Safer(Predictor):
 
     def forget(self) -> None:
         """A memory of its own, empty, where the mixing has one."""
-        numbers = getattr(self.mixing, "memory", 0)
+        mixing: Any = self.mixing
+        numbers = mixing.memory if hasattr(mixing, "remembering") else 0
         self.memory: Memory | None = Memory(numbers).to(self.classifier.device) if numbers else None
         self._looks_on = False
 
