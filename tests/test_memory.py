@@ -10,6 +10,7 @@ import torch
 import safer_tta
 from safer_tta import Safer
 from safer_tta.gate import SEEN
+from safer_tta.pooling import with_original
 from tests.conftest import batches, small_net
 
 GATE = {"mixing": "gate"}
@@ -117,3 +118,45 @@ def test_a_mixing_may_call_something_else_its_memory():
     method = safer_tta.adapt(small_net(), "tent", {"mixing": Elsewhere()}, seed=0)
     assert method.predictor.memory is None
     method(batches(1)[0])
+
+
+@pytest.mark.parametrize("name", ["tent", "pl", "cotta", "tesla"])
+def test_a_wary_method_predicts_what_it_answers(name):
+    """A batch is not judged by itself as if it had come before."""
+    method, images = adapted(name), batches(1)[0]
+    method.predictor.memory.seen.copy_(torch.tensor([20.0, 18.0, 45.0]))
+    looked = method.predict(images)
+    answered = method(images)
+    torch.testing.assert_close(answered.probs, looked.probs)
+    torch.testing.assert_close(answered.report.signal, looked.report.signal)
+
+
+def test_a_mixing_may_be_learnt_through_what_it_remembers():
+    class Multiplies:
+        least_views, memory = 1, 1
+
+        def mix(self, base_weights, probs, features):
+            return self.remembering(base_weights, probs, features, torch.zeros(1))[:2]
+
+        def remembering(self, base_weights, probs, features, seen):
+            alpha = torch.sigmoid(probs[0].amax(dim=-1) * seen[0])
+            return with_original(alpha, base_weights), alpha, seen + 1
+
+    method = safer_tta.adapt(small_net(), "tent", {"mixing": Multiplies()}, seed=0)
+    for number, images in enumerate(batches(3)):
+        method(images)
+        assert seen(method).tolist() == [number + 1]
+    method.predictor.mixing.remembering = lambda b, p, z, s: (b, b[0], s * float("nan"))
+    method(batches(1)[0])
+    assert seen(method).tolist() == [3]  # what is no number is not remembered
+
+
+def test_what_is_remembered_is_no_lesson():
+    """A service says whether a batch was learnt from."""
+    from safer_tta.serve.sessions import _moved
+
+    for name, learns in (("none", False), ("tent", True)):
+        method = adapted(name)
+        before = method.state_dict()
+        method(batches(1)[0])
+        assert _moved(before, method.state_dict()) == learns

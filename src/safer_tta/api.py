@@ -114,7 +114,7 @@ def _predictor(classifier: Classifier, safer: bool | Mapping[str, Any] | Predict
         # Its own generator: two wrapped models must not take turns with one.
         predictor.seed = safer.seed if seed is None else seed
         predictor.generator = torch.Generator().manual_seed(predictor.seed)
-        predictor.forget()
+        predictor._remember_afresh()
         return predictor
     if isinstance(safer, Mapping):
         if seed is not None and safer.get("seed", seed) != seed:

@@ -65,7 +65,7 @@ class Method(Stateful):
         self._unattended, self.ahead = Unattended(), ahead.Ahead()
         self.classifier.eval().requires_grad_(False)
         self.state = State(self.classifier, predictor.generator)
-        if predictor.memory is not None:
+        if isinstance(predictor.memory, nn.Module):
             self.state.models[PREDICTOR] = predictor.memory
         self.prepare()
         parameters = self._learning()

@@ -142,8 +142,8 @@ class Predictor:
         """What a method learns from: the prediction, unless the predictor has better to teach than it answers."""
         return self(images, draw, track=track).taught()
 
-    def forget(self) -> None:
-        """Start to remember afresh, apart from the predictor it was copied from."""
+    def _remember_afresh(self) -> None:
+        """Apart from the predictor it was copied from."""
 
     def over(self, classifier: Classifier) -> Self:
         """The same predictor, generator included, looking through another classifier: teachers, anchors, copies."""

@@ -66,7 +66,7 @@ class Safer(Predictor):
                 "plain prediction"
             )
         self.pipeline = _pipeline(pipeline)
-        self.forget()
+        self._remember_afresh()
         self.repeats = chunk is None  # a second pass over a chunk is not part of any program
         self._warned = False
 
@@ -76,7 +76,7 @@ class Safer(Predictor):
         pipeline = dataclasses.asdict(self.pipeline)
         return {"views": self.views, "pool": self.pool, "mixing": mixing, "pipeline": pipeline, "chunk": self.chunk}
 
-    def forget(self) -> None:
+    def _remember_afresh(self) -> None:
         """A memory of its own, empty, where the mixing has one."""
         mixing: Any = self.mixing
         numbers = mixing.memory if hasattr(mixing, "remembering") else 0
@@ -124,10 +124,11 @@ class Safer(Predictor):
     def _remembering(self, seen: Tensor, base: Tensor, probs: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
         """As the mixing weighs the views, going by what it has seen; and that, anew."""
         mixing: Any = self.mixing
-        weights, suspicion, now = mixing.remembering(base, probs, features, seen)
+        # A copy: what gradients go through must stay as it was.
+        weights, suspicion, now = mixing.remembering(base, probs, features, seen.clone())
         if self.classifier.tracking and not self._looks_on:
-            with torch.no_grad():
-                seen.copy_(now)  # in place: a step may be replayed as a graph
+            with torch.no_grad():  # in place: a step may be replayed as a graph
+                seen.copy_(torch.where(torch.isfinite(now), now, seen))
         return weights, suspicion
 
     def _through(self, images: Tensor) -> tuple[Tensor, Tensor]:

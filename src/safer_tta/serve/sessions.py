@@ -24,7 +24,7 @@ from torch import Tensor
 
 from ..guards import Guard
 from ..methods import Method
-from ..methods.state import GENERATOR, Snapshot
+from ..methods.state import GENERATOR, PREDICTOR, Snapshot
 from ..predictors import Prediction
 from ..seeds import generator
 from .images import Pictures
@@ -358,10 +358,11 @@ class Engine:
 
 
 def _moved(before: Snapshot, after: Snapshot) -> bool:
-    """Whether anything was learnt: the generator runs on in any case."""
+    """Whether anything was learnt: the generator runs on in any case, and what a predictor remembers is no lesson."""
     if before.keys() != after.keys():
         return True
-    return any(name != GENERATOR and not torch.equal(old.cpu(), after[name].cpu()) for name, old in before.items())
+    learnt = [name for name in before if name.partition(".")[0] not in (GENERATOR, PREDICTOR)]
+    return any(not torch.equal(before[name].cpu(), after[name].cpu()) for name in learnt)
 
 
 def _stopping() -> Refused:
