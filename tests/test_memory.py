@@ -9,6 +9,7 @@ import torch
 
 import safer_tta
 from safer_tta import Safer
+from safer_tta.anchor import Anchor
 from safer_tta.gate import SEEN
 from safer_tta.pooling import with_original
 from tests.conftest import batches, small_net
@@ -160,3 +161,14 @@ def test_what_is_remembered_is_no_lesson():
         before = method.state_dict()
         method(batches(1)[0])
         assert _moved(before, method.state_dict()) == learns
+
+
+def test_an_anchor_compares_models_and_not_what_they_remember():
+    method, anchor = adapted("none"), Anchor()
+    for images in batches(4):
+        anchor.offer(images)
+    assert anchor.agreement(method) == 1
+    wary = torch.tensor([500.0, 480.0, 1300.0])
+    method.predictor.memory.seen.copy_(wary)
+    assert anchor.agreement(method) == 1
+    assert torch.equal(seen(method), wary)

@@ -46,10 +46,11 @@ class Anchor:
 
     def _answers(self, method: Method) -> Tensor:
         """As one batch, since under batch statistics an answer depends on the images beside it; and always under the
-        same draw of views, so that states are compared and not their luck."""
+        same draw of views and with nothing remembered, so that states are compared and not their luck."""
         assert self.images is not None
         held = method.state.hold()
         method.state.generator.manual_seed(0)
+        method.state.forget()
         try:
             return method.predict(self.images).labels.cpu()
         finally:

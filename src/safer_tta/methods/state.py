@@ -71,6 +71,12 @@ class State:
     def hold_statistics(self) -> Snapshot:
         return {name: buffer.clone() for name, buffer in self.statistics().items()}
 
+    def forget(self) -> None:
+        """What the predictor remembers, until `put_back`."""
+        if (memory := self.models.get(PREDICTOR)) is not None:
+            for buffer in memory.buffers():
+                buffer.zero_()
+
     def put_back(self, held: Snapshot, *, generator: bool = True) -> None:
         with torch.no_grad():
             for name, buffer in self.statistics().items():
