@@ -40,7 +40,7 @@ class Gate:
         out the least reliable, on a clean batch one of the augmented, though the gate sees to the original.
     evidence: what an original's straying is compared with. "ratio": with how far the augmented views stray from each
         other. "predicted": with how far an augmented view would be expected to stray in its place, going by that;
-        looked at twice, by distances and by angles. "distance": the mean of both, by distances alone.
+        looked at twice, by distances and by angles. "distance": the mean of both comparisons, by distances alone.
     spread: standard deviation of clean originals' evidence.
     keeps: how much of what earlier batches have shown still counts a batch later; 0 remembers nothing.
     """
@@ -49,7 +49,7 @@ class Gate:
     cost: float = 2.0
     teaches: bool = False
     equal: bool = True
-    evidence: str = "predicted"
+    evidence: str = "distance"
     spread: float = 0.8
     keeps: float = 0.8
 
