@@ -31,7 +31,7 @@ PLANS = (
     "autoattack", "eot", "released",
 )  # fmt: skip
 Found = tuple[Any, Any]  # a cell of a plan, and the row of its run
-ENOUGH = 0.6
+ENOUGH = 0.5
 FULL = 5000  # training steps, as in the paper: of one target, to see what fewer cost
 IMAGES = {"alpha-signal": 512, "autoattack": 512, "eot": 128}  # of a stream, where all would take too long
 
@@ -178,7 +178,7 @@ def deeper(text: str) -> str:
 
 
 def begun(cells: Sequence[Any], names: Sequence[str], found: Sequence[Found], main: set[str]) -> list[Found]:
-    """Without the tables and targets of whose own runs, which the main table does not have, less than three fifths are
+    """Without the tables and targets of whose own runs, which the main table does not have, less than half are
     done: what they share with it would stand there alone."""
     own = [cell for cell, name in zip(cells, names, strict=True) if name not in main]
     wanted = Counter((cell.grid, cell.target, cell.seed) for cell in own)
