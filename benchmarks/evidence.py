@@ -33,9 +33,9 @@ RATES = (0, 50, 100)
 SECOND = Gate(alpha_clean=0.6, cost=5, teaches=False, equal=False, evidence="ratio", spread=0.6, keeps=0)
 GATES = {
     "the gate": Gate(),
-    "by distances": Gate(evidence="distance"),
+    "fourth version": Gate(evidence="predicted"),
     "remembers nothing": Gate(keeps=0),
-    "third version": Gate(cost=5, spread=0.6, keeps=0),
+    "third version": Gate(evidence="predicted", cost=5, spread=0.6, keeps=0),
     "second version, answering only": SECOND,
 }
 # The weight (B,) of the original, of who is attacked; the augmented views share the rest equally. SAFER has its own.

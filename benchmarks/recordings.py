@@ -89,8 +89,8 @@ class Recording:
     @property
     def place(self) -> tuple[str, str, float, int]:
         """(method, target, rate, seed)."""
-        stream = self.of["stream"]
-        return self.of["method"], self.of["target"], stream["attack_rate"], stream["seed"]
+        stream, released = self.of["stream"], " (released)" if self.of["options"].get("released") else ""
+        return f"{self.of['method']}{released}", self.of["target"], stream["attack_rate"], stream["seed"]
 
     def write(self, path: Path) -> None:
         tensorfile.write(path, self.tensors, {"recording": json.dumps(self.of, sort_keys=True)})
