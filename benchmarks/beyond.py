@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-from evidence import FIXED, GATES
+from evidence import FIXED, GATES, TAUGHT, mean
 
 from safer_tta.bench.publish import Study, markdown
 from safer_tta.bench.study import prepare
@@ -92,7 +92,7 @@ def page(embedded: Path, first: Path, pacs: Path, eot: Path, recorded: Path) -> 
 
 def replayed(rows: Sequence[Row]) -> str:
     """What gates would have answered, by recorded views: where a target has all three rates."""
-    names = [*FIXED, *GATES]
+    names = [*FIXED, TAUGHT, *GATES]
     lines = [
         "## What gates would have answered on PACS",
         "",
@@ -108,7 +108,7 @@ def replayed(rows: Sequence[Row]) -> str:
             cells = []
             for name in names:
                 figures = [[found[method, seed, t, rate][name] for t in targets] for rate in RATES]
-                cells.append(" / ".join("–" if None in f else f"{statistics.mean(f):.1f}" for f in figures))
+                cells.append(" / ".join(map(mean, figures)))
             lines.append(f"| {method} | {seed} | {', '.join(targets)} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
