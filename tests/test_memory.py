@@ -11,6 +11,7 @@ import safer_tta
 from safer_tta import Safer
 from safer_tta.anchor import Anchor
 from safer_tta.gate import SEEN
+from safer_tta.methods import METHODS
 from safer_tta.pooling import with_original
 from tests.conftest import batches, small_net
 
@@ -39,6 +40,16 @@ def test_it_grows_by_every_batch_and_is_forgotten_with_the_rest():
     method(batches(1)[0])
     method.reset()
     assert torch.equal(seen(method), torch.zeros(SEEN))
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_every_batch_counts_once_whatever_a_method_looks_at_besides(name):
+    """Memories, teachers, second passes and copies add nothing. MEMO takes every image by itself."""
+    method, counted = adapted(name), 0.0
+    for images in batches(3):
+        method(images)
+        counted = 0.0 if name == "memo" else 0.8 * (counted + len(images))
+        assert float(seen(method)[0]) == pytest.approx(counted)
 
 
 def test_it_is_saved_and_goes_on_bit_for_bit(tmp_path):

@@ -230,6 +230,7 @@ class Method(Stateful):
                 self.commit(images, prediction.taught().detach())
             except NotFiniteError:  # of a second update: it is left out, and what was learnt before it stands
                 self._refused["gradients"] += 1
+            self.predictor.remember(prediction)
         return prediction.answered().detach()
 
     def _healthy(self, figure: Tensor) -> bool:

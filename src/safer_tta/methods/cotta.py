@@ -62,9 +62,9 @@ class CoTTA(Method):
         return seeded(self.predictor, images)
 
     def forward(self, images: Tensor, draw: Any) -> tuple[Prediction, Tensor]:
-        with torch.no_grad():  # before the student has shown the batch to what the predictor remembers
-            answer = self._teach(images, draw)
         student = self.predictor.lesson(images, draw.draw)
+        with torch.no_grad():
+            answer = self._teach(images, draw)
         return answer, cross_entropy(answer.taught().probs, student.logits).mean()
 
     def _teach(self, images: Tensor, draw: Seeded) -> Prediction:

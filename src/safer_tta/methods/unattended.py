@@ -107,6 +107,7 @@ def _step(method: Method, images: Tensor, draw: Draw) -> tuple[Prediction, Tenso
     unhealthy = ~torch.isfinite(loss.detach()) | ~torch.isfinite(largest_gradient(method.optimizer))
     skipping_step(method.optimizer, unhealthy)
     with torch.no_grad():
+        method.predictor.remember(prediction)
         for name, buffer in method.state.statistics().items():
             buffer.copy_(torch.where(unhealthy, before[name], buffer))
     method.optimizer.zero_grad()

@@ -56,6 +56,7 @@ class Prediction:
     kept: Mapping[str, Tensor] = field(default_factory=dict, repr=False)  # from a method's forward to its commit
     lesson: Tensor | None = field(default=None, repr=False)
     answer: Tensor | None = field(default=None, repr=False)  # while the lesson stands in its place
+    remembered: Tensor | None = field(default=None, repr=False)  # by the predictor, once the frame says so
 
     @property
     def labels(self) -> Tensor:
@@ -72,9 +73,10 @@ class Prediction:
 
     def answered(self) -> Prediction:
         """As a user sees it: the answer where the lesson stood, and nothing of what the method keeps for itself."""
+        bare = dataclasses.replace(self, lesson=None, answer=None, kept={}, remembered=None)
         if self.answer is None:
-            return dataclasses.replace(self, lesson=None, kept={})
-        return dataclasses.replace(self, probs=self.answer, logits=log_probabilities(self.answer), answer=None, kept={})
+            return bare
+        return dataclasses.replace(bare, probs=self.answer, logits=log_probabilities(self.answer))
 
     def saying(self, logits: Tensor, *, lesson: Tensor | None = None) -> Prediction:
         """With an answer of a method's own making in the place of the predictor's."""
@@ -141,6 +143,10 @@ class Predictor:
     def lesson(self, images: Tensor, draw: Draw | None = None, *, track: bool = True) -> Prediction:
         """What a method learns from: the prediction, unless the predictor has better to teach than it answers."""
         return self(images, draw, track=track).taught()
+
+    def remember(self, prediction: Prediction) -> None:
+        """Add to the memory what was seen in making a prediction. The frame of a method does so once for every batch
+        that comes, after the answer; whatever else a method asks for adds nothing."""
 
     def _remember_afresh(self) -> None:
         """Apart from the predictor it was copied from."""

@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import warnings
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -81,13 +81,11 @@ class Safer(Predictor):
         mixing: Any = self.mixing
         numbers = mixing.memory if hasattr(mixing, "remembering") else 0
         self.memory: Memory | None = Memory(numbers).to(self.classifier.device) if numbers else None
-        self._looks_on = False
 
-    def over(self, classifier: Classifier) -> Self:
-        """Copies go by what the original remembers and add nothing to it: they see its images a second time."""
-        other = super().over(classifier)
-        other._looks_on = True
-        return other
+    def remember(self, prediction: Prediction) -> None:
+        if self.memory is not None and prediction.remembered is not None:
+            seen, now = self.memory.seen, prediction.remembered.detach()
+            seen.copy_(torch.where(torch.isfinite(now), now, seen))  # in place: a step may be replayed as a graph
 
     def draw_views(self, batch: int) -> Draw:
         return self.pipeline.draw(self.views, batch, self.generator)
@@ -99,13 +97,15 @@ class Safer(Predictor):
         probs = probabilities(logits)
         if len(views) > 1 and len(images) == 1 and self.pool in pooling.BY_AGREEMENT:
             self._warn_once()
-        pooled = pooling.pool(self.pool, probs, features)
+        pooled, now = pooling.pool(self.pool, probs, features), None
         if self.mixing is None:
             weights, suspicion = pooled.weights, mixings.signal("feat_disagreement", probs.detach(), features.detach())
         elif self.memory is None:
             weights, suspicion = self.mixing.mix(pooled.weights, probs, features)
         else:
-            weights, suspicion = self._remembering(self.memory.seen, pooled.weights, probs, features)
+            mixing: Any = self.mixing
+            # By a copy: what gradients go through must stay as it was.
+            weights, suspicion, now = mixing.remembering(pooled.weights, probs, features, self.memory.seen.clone())
         report = Report(
             weights=weights,
             reliability=pooled.reliability,
@@ -119,17 +119,8 @@ class Safer(Predictor):
         teaches = len(views) == 1 or getattr(self.mixing, "teaches", True)
         lesson = None if teaches else _weighted(pooled.weights, probs)
         # Features are pooled with the base weights: mixing is about the answer, not about what features say.
-        return Prediction(mean, logits, _weighted(pooled.weights, features), report, lesson=lesson)
-
-    def _remembering(self, seen: Tensor, base: Tensor, probs: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
-        """As the mixing weighs the views, going by what it has seen; and that, anew."""
-        mixing: Any = self.mixing
-        # A copy: what gradients go through must stay as it was.
-        weights, suspicion, now = mixing.remembering(base, probs, features, seen.clone())
-        if self.classifier.tracking and not self._looks_on:
-            with torch.no_grad():  # in place: a step may be replayed as a graph
-                seen.copy_(torch.where(torch.isfinite(now), now, seen))
-        return weights, suspicion
+        pooled_features = _weighted(pooled.weights, features)
+        return Prediction(mean, logits, pooled_features, report, lesson=lesson, remembered=now)
 
     def _through(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """All views through the classifier: at once, or chunk by chunk."""
