@@ -201,9 +201,9 @@ class Kept:
         ]
         for label, method in METHODS:
             seeds = self.seeds(method)
-            for some in [seeds, *([seed] for seed in seeds if len(seeds) > 1)]:
-                if some:
-                    text.append(self._gaps(f"{label}, {_seeds(some)}", some, method))
+            alone = [[seed] for seed in seeds] if len(seeds) > 1 else []
+            together = [seeds] if seeds else []
+            text += [self._gaps(f"{label}, {_seeds(some)}", some, method) for some in together + alone]
         return "\n".join(text) + "\n"
 
     def _gaps(self, label: str, seeds: Sequence[int], method: str) -> str:
