@@ -148,6 +148,14 @@ def test_a_model_that_is_on_cuda_already_is_adapted_there(name):
         torch.testing.assert_close(here(images).probs, moved(images).probs, rtol=0, atol=1e-5)
 
 
+@needs_cuda
+@pytest.mark.parametrize("name", ["tsd", "t3a"])
+def test_sums_on_cuda_do_not_depend_on_their_order(name):
+    one, other = on_cuda(name), on_cuda(name)
+    for images in batches(6):
+        assert torch.equal(one(images).probs, other(images).probs)
+
+
 def many(count: int) -> list[torch.Tensor]:
     return [*batches(count), batches(1)[0][:3]]
 

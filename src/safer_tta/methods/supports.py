@@ -49,4 +49,6 @@ def lowest_of_each_class(labels: Tensor, values: Tensor, keep: int) -> Tensor:
 def prototypes(supports: Mapping[str, Tensor], classes: int) -> Tensor:
     """(K,d): sums of unit-norm supports."""
     units = F.normalize(supports["features"], dim=1)
-    return units.new_zeros(classes, units.shape[1]).index_add_(0, supports["labels"], units)
+    # A GPU adds in another order every time; in double precision that is rounded away, and a run repeats itself.
+    sums = units.new_zeros(classes, units.shape[1], dtype=torch.float64)
+    return sums.index_add_(0, supports["labels"], units.double()).to(units.dtype)
