@@ -169,12 +169,9 @@ class Kept:
         return [s for s in range(SEEDS) if all(self.accuracy(s, method, *run) is not None for run in wanted)]
 
     def mean(self, seeds: Sequence[int], method: str, predictor: str, targets: Sequence[str], rate: float) -> float:
-        return statistics.mean(
-            figure
-            for seed in seeds
-            for target in targets
-            if (figure := self.accuracy(seed, method, predictor, target, rate)) is not None
-        )
+        figures = [self.accuracy(seed, method, predictor, target, rate) for seed in seeds for target in targets]
+        assert None not in figures, (method, predictor, targets, rate)
+        return statistics.mean(figure for figure in figures if figure is not None)
 
     def measured(self, what: str = "") -> str:
         lines = [f"## On PACS{what}", "", *HEADER]

@@ -19,7 +19,7 @@ GATE = {"mixing": "gate"}
 
 
 def adapted(method: str = "tent", **options: object) -> safer_tta.Method:
-    return safer_tta.adapt(small_net(), method, {**GATE, **options}, seed=0)
+    return safer_tta.adapt(small_net(), method, GATE, seed=0, **options)
 
 
 def seen(method: safer_tta.Method) -> torch.Tensor:
@@ -42,14 +42,28 @@ def test_it_grows_by_every_batch_and_is_forgotten_with_the_rest():
     assert torch.equal(seen(method), torch.zeros(SEEN))
 
 
+SOON = {"note": {"every": 4}, "rotta": {"every": 4}, "sotta": {"every": 4, "threshold": 0.0}}
+
+
 @pytest.mark.parametrize("name", sorted(METHODS))
-def test_every_batch_counts_once_whatever_a_method_looks_at_besides(name):
+def test_every_batch_counts_once_whatever_a_method_looks_at_besides(name, monkeypatch):
     """Memories, teachers, second passes and copies add nothing. MEMO takes every image by itself."""
-    method, counted = adapted(name), 0.0
+    method, counted, learnt = adapted(name, **SOON.get(name, {})), 0.0, []
+    learn = method.learn
+    monkeypatch.setattr(method, "learn", lambda loss: (learnt.append(1), learn(loss)))
     for images in batches(3):
         method(images)
         counted = 0.0 if name == "memo" else 0.8 * (counted + len(images))
         assert float(seen(method)[0]) == pytest.approx(counted)
+    assert bool(learnt) == (name in SOON)  # from their memories of images
+
+
+def test_a_method_that_restores_itself_forgets_it_too():
+    method, counts = adapted("rdumb", every=2), []
+    for images in batches(4):
+        method(images)
+        counts.append(float(seen(method)[0]))
+    assert counts == pytest.approx([0.8 * len(images), 0, 0.8 * len(images), 0])
 
 
 def test_it_is_saved_and_goes_on_bit_for_bit(tmp_path):
@@ -69,15 +83,15 @@ def test_it_is_saved_and_goes_on_bit_for_bit(tmp_path):
     assert (wary > calm + 0.1).all()
 
 
-@pytest.mark.parametrize("look", ["predict", "track", "frozen", "refused", "broken"])
+@pytest.mark.parametrize("look", ["predict", "predictor", "frozen", "refused", "broken"])
 def test_looks_leave_it_alone(look):
     method, images = adapted(), batches(1)[0]
     method(images)
     before = seen(method)
     if look == "predict":
         method.predict(images)
-    elif look == "track":
-        method.predictor(images, track=False)
+    elif look == "predictor":
+        method.predictor(images)
     elif look == "frozen":
         method.freeze()(images)
     elif look == "refused":

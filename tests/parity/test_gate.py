@@ -181,7 +181,7 @@ def test_what_is_remembered_never_opens_the_gate(seed, images, share, strayed, k
 
 
 def test_an_image_is_judged_by_the_batches_before_it_too():
-    features = attacked_views(8, by=1.2)
+    features = attacked_views(8, by=1.0)
     base, probs = torch.full((V, 64), 1 / V), torch.full((V, 64, K), 1 / K)
     gate = Gate()
     calm = gate.mix(base, probs, features)[1]

@@ -226,11 +226,11 @@ class Method(Stateful):
             finally:
                 self._forget_gradients()
         with torch.no_grad():
+            self.predictor.remember(prediction)  # before a commit that may restore everything, this too
             try:
                 self.commit(images, prediction.taught().detach())
             except NotFiniteError:  # of a second update: it is left out, and what was learnt before it stands
                 self._refused["gradients"] += 1
-            self.predictor.remember(prediction)
         return prediction.answered().detach()
 
     def _healthy(self, figure: Tensor) -> bool:

@@ -50,5 +50,6 @@ def prototypes(supports: Mapping[str, Tensor], classes: int) -> Tensor:
     """(K,d): sums of unit-norm supports."""
     units = F.normalize(supports["features"], dim=1)
     # A GPU adds in another order every time; in double precision that is rounded away, and a run repeats itself.
-    sums = units.new_zeros(classes, units.shape[1], dtype=torch.float64)
-    return sums.index_add_(0, supports["labels"], units.double()).to(units.dtype)
+    exact = units.dtype if units.device.type == "mps" else torch.float64  # which MPS does not have
+    sums = units.new_zeros(classes, units.shape[1], dtype=exact)
+    return sums.index_add_(0, supports["labels"], units.to(exact)).to(units.dtype)

@@ -146,7 +146,7 @@ class Predictor:
 
     def remember(self, prediction: Prediction) -> None:
         """Add to the memory what was seen in making a prediction. The frame of a method does so once for every batch
-        that comes, after the answer; whatever else a method asks for adds nothing."""
+        that it learns from; whatever else a method asks for adds nothing."""
 
     def _remember_afresh(self) -> None:
         """Apart from the predictor it was copied from."""
