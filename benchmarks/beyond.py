@@ -72,13 +72,13 @@ def page(embedded: Path, first: Path, pacs: Path, eot: Path, recorded: Path) -> 
         found, problems = study.found(place)
     assert not problems, problems
     text = markdown(study, study.tabulated(found)).partition("\n## ")[2].partition("\n")[2]
-    views = read(recorded)
-    now = Kept(read(pacs), GATE, views)
-    second, third, fourth = (Kept(read(pacs), gate) for gate in (SECOND, THIRD, FOURTH))
+    views, measured = read(recorded), read(pacs)
+    now = Kept(measured, GATE, views)
+    run, second, third, fourth = (Kept(measured, gate) for gate in (GATE, SECOND, THIRD, FOURTH))
     drawn = Kept([row for _, row in found], GATE).rows
     parts = [
         now.measured(), now.lines(), replayed(views), now.rates(), now.late(),
-        *(detections(f"On PACS, seed {seed}", now.usual(seed)) for seed in (2, 3)),
+        *(detections(f"On PACS, seed {seed}", run.usual(seed)) for seed in run.seeds("tent")),
         f"## On the embedded data, seed 0\n{text}", detections("On the embedded data, seed 0", drawn),
         "## An attacker who knows it (embedded data, seed 0)\n", known(read(eot)),
         "## An attacker who knows it (PACS, Art Painting, 128 images, seed 0)\n",

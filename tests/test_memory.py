@@ -12,6 +12,7 @@ from safer_tta import Safer
 from safer_tta.anchor import Anchor
 from safer_tta.gate import SEEN
 from safer_tta.methods import METHODS
+from safer_tta.methods.state import learnt
 from safer_tta.pooling import with_original
 from tests.conftest import batches, small_net
 
@@ -179,13 +180,11 @@ def test_a_mixing_may_be_learnt_through_what_it_remembers():
 
 def test_what_is_remembered_is_no_lesson():
     """A service says whether a batch was learnt from."""
-    from safer_tta.serve.sessions import _moved
-
     for name, learns in (("none", False), ("tent", True)):
         method = adapted(name)
         before = method.state_dict()
         method(batches(1)[0])
-        assert _moved(before, method.state_dict()) == learns
+        assert learnt(before, method.state_dict()) == learns
 
 
 def test_an_anchor_compares_models_and_not_what_they_remember():

@@ -30,7 +30,7 @@ class Mixer(Protocol):
     mix: final weights (V,B), and how suspicious every image looks (B,).
     teaches, if there is one: whether methods learn from what it makes of the views (default) or from pooling alone.
     remembering(base_weights, probs, features, seen), if there is one, is asked instead of mix where `memory` says that
-        it remembers so many numbers from batch to batch; it gives them anew as a third. Safer keeps them.
+        it remembers so many numbers from batch to batch; it gives them anew as a third. A method's state has them.
     """
 
     @property

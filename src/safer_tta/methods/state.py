@@ -201,3 +201,11 @@ def _fuse(optimizer: Optimizer, fused: bool) -> None:
 
 def _below(snapshot: Mapping[str, Tensor], prefix: str) -> Snapshot:
     return {name.removeprefix(prefix): tensor for name, tensor in snapshot.items() if name.startswith(prefix)}
+
+
+def learnt(before: Snapshot, after: Snapshot) -> bool:
+    """Whether anything was learnt: the generator runs on in any case, and what a predictor remembers is no lesson."""
+    if before.keys() != after.keys():
+        return True
+    lessons = [name for name in before if name.partition(".")[0] not in (GENERATOR, PREDICTOR)]
+    return any(not torch.equal(before[name].cpu(), after[name].cpu()) for name in lessons)

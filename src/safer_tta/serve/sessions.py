@@ -24,7 +24,7 @@ from torch import Tensor
 
 from ..guards import Guard
 from ..methods import Method
-from ..methods.state import GENERATOR, PREDICTOR, Snapshot
+from ..methods.state import GENERATOR, learnt
 from ..predictors import Prediction
 from ..seeds import generator
 from .images import Pictures
@@ -248,7 +248,7 @@ class Engine:
         self._take_out(stream)
         stream.batches += 1
         stream.images += len(images)
-        answer = self._described(stream, prediction, counters, seconds, adapted=_moved(state, stream.state))
+        answer = self._described(stream, prediction, counters, seconds, adapted=learnt(state, stream.state))
         self.journal.commit(stream, answer, key, content)
         self._make_room(stream)
         self.metrics.count(answer["report"])
@@ -355,14 +355,6 @@ class Engine:
             "weights": _listed(report.weights), "adapted": adapted, "model": self.served.version,
             "report": told,
         }  # fmt: skip
-
-
-def _moved(before: Snapshot, after: Snapshot) -> bool:
-    """Whether anything was learnt: the generator runs on in any case, and what a predictor remembers is no lesson."""
-    if before.keys() != after.keys():
-        return True
-    learnt = [name for name in before if name.partition(".")[0] not in (GENERATOR, PREDICTOR)]
-    return any(not torch.equal(before[name].cpu(), after[name].cpu()) for name in learnt)
 
 
 def _stopping() -> Refused:
