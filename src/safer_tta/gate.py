@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -43,6 +44,7 @@ class Gate:
         looked at twice, by distances and by angles. "distance": the mean of both comparisons, by distances alone.
     spread: standard deviation of clean originals' evidence.
     keeps: how much of what earlier batches have shown still counts a batch later; 0 remembers nothing.
+    usual: mean of clean originals' evidence. They lie a little apart from their augmented views, which are all smoothed.
     """
 
     alpha_clean: float = 0.5
@@ -52,6 +54,7 @@ class Gate:
     evidence: str = "distance"
     spread: float = 0.8
     keeps: float = 0.8
+    usual: float = 0.3
 
     def __post_init__(self) -> None:
         if not 0 <= self.alpha_clean <= 1:
@@ -66,11 +69,19 @@ class Gate:
                 raise ValueError(f"{name} is {getattr(self, name)}; expected a positive number")
         if not 0 <= self.keeps < 1:
             raise ValueError(f"keeps is {self.keeps}; expected a share from 0 (nothing) to less than 1 (everything)")
+        if not math.isfinite(self.usual):
+            raise ValueError(f"usual is {self.usual}; expected a number of deviations")
 
     @property
     def least_views(self) -> int:
         """Augmented views it takes: how two of them stray from each other is compared with a third."""
         return 3
+
+    @property
+    def pipeline(self) -> dict[str, Any]:
+        """The views it takes unless told otherwise. The paper's forgo accuracy that a gate could not make up for, and
+        stray so far from each other that attacked originals show less."""
+        return {"preset": "gentle", "max_operators": 4}
 
     @property
     def memory(self) -> int:
@@ -95,10 +106,17 @@ class Gate:
 
     def weigh(self, base_weights: Tensor, evidence: Tensor, seen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """What `remembering` gives, from the evidence (B,) on a batch."""
-        odds, seen = self._judged(evidence, seen.to(evidence))
+        odds, seen = self._judged(evidence - self.usual, seen.to(evidence))
         alpha = self.alpha_clean * torch.sigmoid(-odds - math.log(self.cost))
         shares = torch.ones_like(base_weights) if self.equal else base_weights
         return with_original(alpha.to(base_weights.dtype), shares), torch.sigmoid(odds), seen
+
+    def of_features(self, weights: Tensor) -> Tensor:
+        """By which features are pooled (V,B), going by the weights (V,B) of answers: the original's where it is let
+        in, the augmented views' where it is not. Methods that compare features learn from these, and the mean of an
+        original and its views is like neither."""
+        let_in = (weights[0].detach() / max(self.alpha_clean, FLOOR)).clamp(max=1)
+        return weights if len(weights) == 1 else with_original(let_in, weights[1:].detach().new_ones(weights.shape))
 
     def _judged(self, evidence: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
         """Log-odds (B,), and what is to be remembered."""

@@ -34,7 +34,8 @@ class Safer(Predictor):
     chunk: at most so many images at once through the network, for small GPUs: the memory of a step is that of a chunk,
         its time is longer, as every chunk is computed twice. Batch statistics are then those of each chunk, not of
         all views together.
-    pipeline: "released", "paper", a dict of Pipeline's arguments or a Pipeline: which operators a view is made of.
+    pipeline: "released", "paper", "gentle", a dict of Pipeline's arguments or a Pipeline: which operators a view is
+        made of. None: what the mixing asks for (the gate: "gentle"), else "released".
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class Safer(Predictor):
         views: int = 4,
         pool: str = "cc_drop",
         mixing: str | Mapping[str, Any] | mixings.Mixer | None = None,
-        pipeline: str | Mapping[str, Any] | Pipeline = "released",
+        pipeline: str | Mapping[str, Any] | Pipeline | None = None,
         seed: int | None = None,
         chunk: int | None = None,
     ) -> None:
@@ -53,7 +54,7 @@ class Safer(Predictor):
         if isinstance(views, bool) or not hasattr(views, "__index__") or views < 0:
             raise ValueError(f"views is {views!r}; expected the number of augmented views, 0 or more (the paper: 4)")
         pooling.check_rule(pool)
-        if not isinstance(pipeline, str | Mapping | Pipeline):
+        if pipeline is not None and not isinstance(pipeline, str | Mapping | Pipeline):
             raise TypeError(
                 f"pipeline is {type(pipeline).__name__}; expected 'released', 'paper', a Pipeline or its arguments"
             )
@@ -65,7 +66,7 @@ class Safer(Predictor):
                 f"views is {views}, too few for this mixing; expected at least {self.mixing.least_views}, or 0 for the "
                 "plain prediction"
             )
-        self.pipeline = _pipeline(pipeline)
+        self.pipeline = _pipeline(getattr(self.mixing, "pipeline", "released") if pipeline is None else pipeline)
         self._remember_afresh()
         self.repeats = chunk is None  # a second pass over a chunk is not part of any program
         self._warned = False
@@ -118,9 +119,11 @@ class Safer(Predictor):
         logits = logits[0] if len(views) == 1 else log_probabilities(mean)
         teaches = len(views) == 1 or getattr(self.mixing, "teaches", True)
         lesson = None if teaches else _weighted(pooled.weights, probs)
-        # Features are pooled with the base weights: mixing is about the answer, not about what features say.
-        pooled_features = _weighted(pooled.weights, features)
-        return Prediction(mean, logits, pooled_features, report, lesson=lesson, remembered=now)
+        # The paper's mixing is about the answer, not about what features say: those are pooled with the base weights.
+        of_features = getattr(self.mixing, "of_features", lambda weights: pooled.weights)
+        return Prediction(
+            mean, logits, _weighted(of_features(weights), features), report, lesson=lesson, remembered=now
+        )
 
     def _through(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """All views through the classifier: at once, or chunk by chunk."""

@@ -1,4 +1,4 @@
-"""The sixteen operators of the views, batched: one call on (B,3,H,W), one parameter per image, no loop over images.
+"""The paper's sixteen operators, and one of our own, batched: one call on (B,3,H,W), one parameter per image.
 
 `OPERATORS[name](images, values, generator=...)` applies one, `OPERATORS[name].sample(n, generator)` draws its
 parameters (None where it has none). Images are in [0,1] and clamped to it afterwards. Parameters live on the CPU, so
@@ -32,6 +32,7 @@ class Operator:
     prepare: Preparation
     smoothing: bool
     random: bool
+    drawn: bool
 
     def sample(self, n: int, generator: Generator | None = None) -> Tensor | None:
         """One parameter for each of n images, or None where the operator has none."""
@@ -84,14 +85,16 @@ def operator(
     prepare: Preparation = lambda values, images: values.view(-1, 1, 1, 1),
     smoothing: bool = False,
     random: bool = False,
+    drawn: bool = True,
 ) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
     """Register a function of images, what is prepared of their values, and noise if it is random, under its name.
 
     prepare: of the values and the images (for their shape and precision) one tensor to hand to the function.
+    drawn: whether presets that draw from all operators draw it too; if not, those that name it.
     """
 
     def register(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        OPERATORS[function.__name__] = Operator(function.__name__, function, sampler, prepare, smoothing, random)
+        OPERATORS[function.__name__] = Operator(function.__name__, function, sampler, prepare, smoothing, random, drawn)
         return function
 
     return register
@@ -365,3 +368,9 @@ def translate_y(images: Tensor, theta: Tensor) -> Tensor:
 @operator(uniform(-30.0, 30.0), prepare=_fetching(_rotation))
 def rotate(images: Tensor, theta: Tensor) -> Tensor:
     return _warp(images, theta)
+
+
+@operator(integers(0, 1), drawn=False)
+def flip(images: Tensor, mirrored: Tensor) -> Tensor:
+    """Left and right change places where the value is 1. Not the paper's; views of the gate are mirrored."""
+    return torch.where(mirrored > 0, images.flip(-1), images)
