@@ -45,6 +45,9 @@ class Gate:
     spread: standard deviation of clean originals' evidence.
     keeps: how much of what earlier batches have shown still counts a batch later; 0 remembers nothing.
     usual: mean of clean originals' evidence. They lie a little apart from their augmented views, which are all smoothed.
+    features: what methods that compare features get. "gated": the original's where it is let in, the augmented views'
+        where it is not; the mean of an original and its views is like neither. "pooled": as the pooling rule weighs
+        them.
     """
 
     alpha_clean: float = 0.5
@@ -55,6 +58,7 @@ class Gate:
     spread: float = 0.8
     keeps: float = 0.8
     usual: float = 0.3
+    features: str = "gated"
 
     def __post_init__(self) -> None:
         if not 0 <= self.alpha_clean <= 1:
@@ -69,6 +73,8 @@ class Gate:
                 raise ValueError(f"{name} is {getattr(self, name)}; expected a positive number")
         if not 0 <= self.keeps < 1:
             raise ValueError(f"keeps is {self.keeps}; expected a share from 0 (nothing) to less than 1 (everything)")
+        if self.features not in ("gated", "pooled"):
+            raise ValueError(f"features is {self.features!r}; expected 'gated' or 'pooled'")
         if not math.isfinite(self.usual):
             raise ValueError(f"usual is {self.usual}; expected a number of deviations")
 
@@ -111,12 +117,13 @@ class Gate:
         shares = torch.ones_like(base_weights) if self.equal else base_weights
         return with_original(alpha.to(base_weights.dtype), shares), torch.sigmoid(odds), seen
 
-    def of_features(self, weights: Tensor) -> Tensor:
-        """By which features are pooled (V,B), going by the weights (V,B) of answers: the original's where it is let
-        in, the augmented views' where it is not. Methods that compare features learn from these, and the mean of an
-        original and its views is like neither."""
+    def of_features(self, weights: Tensor, base_weights: Tensor) -> Tensor:
+        """By which features are pooled (V,B), going by the weights (V,B) of answers and of the pooling rule. Nothing is
+        learnt by letting more in."""
+        if self.features == "pooled" or len(weights) == 1:
+            return base_weights
         let_in = (weights[0].detach() / max(self.alpha_clean, FLOOR)).clamp(max=1)
-        return weights if len(weights) == 1 else with_original(let_in, weights[1:].detach().new_ones(weights.shape))
+        return with_original(let_in, torch.ones_like(base_weights))
 
     def _judged(self, evidence: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
         """Log-odds (B,), and what is to be remembered."""

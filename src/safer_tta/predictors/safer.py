@@ -120,10 +120,9 @@ class Safer(Predictor):
         teaches = len(views) == 1 or getattr(self.mixing, "teaches", True)
         lesson = None if teaches else _weighted(pooled.weights, probs)
         # The paper's mixing is about the answer, not about what features say: those are pooled with the base weights.
-        of_features = getattr(self.mixing, "of_features", lambda weights: pooled.weights)
-        return Prediction(
-            mean, logits, _weighted(of_features(weights), features), report, lesson=lesson, remembered=now
-        )
+        of_features = getattr(self.mixing, "of_features", lambda weights, base_weights: base_weights)
+        pooled_features = _weighted(of_features(weights, pooled.weights), features)
+        return Prediction(mean, logits, pooled_features, report, lesson=lesson, remembered=now)
 
     def _through(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """All views through the classifier: at once, or chunk by chunk."""
