@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from safer_tta import Safer, mixing, pooling
+from safer_tta import Safer, mixing, pooling, views
 from safer_tta.gate import EVIDENCE, Gate, log_odds
 from safer_tta.models import zoo
 
@@ -132,8 +132,8 @@ def expected_odds(evidence: list[float], spread: float, seen: tuple[float, float
 
 
 GATES = [
-    Gate(), Gate(keeps=0), Gate(evidence="distance"), Gate(equal=False, keeps=0.5),
-    Gate(alpha_clean=0.8, cost=3, evidence="ratio", spread=0.6),
+    Gate(), Gate(keeps=0), Gate(evidence="predicted", usual=0), Gate(equal=False, keeps=0.5),
+    Gate(alpha_clean=0.8, cost=3, evidence="ratio", spread=0.6, usual=-0.2),
 ]  # fmt: skip
 
 
@@ -146,7 +146,7 @@ def test_weights_probabilities_and_memory(gate, seed, attacked, by, seen):
     features[0, :attacked] += by
     base = pooling.weights("cc_drop", probs, features)
     weights, suspicion, now = gate.remembering(base, probs, features, torch.tensor(seen))
-    evidence = [max(x, 0) for x in expected_evidence(gate.evidence, features.double().numpy())]
+    evidence = [max(x - gate.usual, 0) for x in expected_evidence(gate.evidence, features.double().numpy())]
     alone = expected_odds(evidence, gate.spread, (0, 0, 0))
     after = expected_odds(evidence, gate.spread, seen) if gate.keeps else alone
     for b, odds in enumerate(map(max, alone, after)):
@@ -290,6 +290,8 @@ def test_no_augmented_view_is_the_base_weight():
         (lambda: Gate(spread=0), "positive"),
         (lambda: Gate(keeps=1), "less than 1"),
         (lambda: Gate(keeps=-0.1), "less than 1"),
+        (lambda: Gate(usual=math.nan), "a number of deviations"),
+        (lambda: Gate(features="mine"), "'gated' or 'pooled'"),
         (lambda: Safer(zoo.create("small", num_classes=2), views=2, mixing="gate"), "at least 3"),
         (lambda: mixing.create({"name": "door"}), "gate"),
     ],
@@ -316,7 +318,7 @@ def test_augmented_views_share_equally_whatever_the_pooling(pool, images):
 
 def test_the_lesson_is_pooled_without_the_gate(images):
     def predict(mixing):
-        predictor = Safer(zoo.create("small", num_classes=7).eval(), mixing=mixing, seed=0)
+        predictor = Safer(zoo.create("small", num_classes=7).eval(), mixing=mixing, pipeline="gentle", seed=0)
         predictor.classifier.model.load_state_dict(weights)
         return predictor(images, predictor.draw(images))
 
@@ -329,6 +331,46 @@ def test_the_lesson_is_pooled_without_the_gate(images):
     assert torch.equal(lesson.answered().logits, gated.logits)
     assert pooled.taught() is pooled
     assert teaching.lesson is None
+
+
+@pytest.mark.parametrize("alpha_clean", [0.5, 1.0, 0.0])
+def test_features_are_the_originals_where_it_is_let_in_and_the_views_where_not(alpha_clean):
+    probs, features = random_views(0, batch=64)
+    features[0, :20] += 1
+    base = pooling.weights("cc_drop", probs, features)
+    gate = Gate(alpha_clean=alpha_clean)
+    weights, suspicion = gate.mix(base, probs, features)
+    found = gate.of_features(weights, base)
+    for b in range(64):
+        clean = 1 - suspicion[b].item()
+        let_in = clean / (clean + gate.cost * (1 - clean)) if alpha_clean else 0.0
+        assert found[0, b].item() == pytest.approx(let_in, abs=1e-4)
+        assert found[1:, b].numpy() == pytest.approx(np.full(V - 1, (1 - let_in) / (V - 1)), abs=1e-4)
+    assert torch.equal(Gate(features="pooled").of_features(weights, base), base)
+    assert torch.equal(gate.of_features(weights[:1], base[:1]), base[:1])
+
+
+def test_features_that_are_handed_on(images):
+    """By the predictor, and without a gradient through how much is let in."""
+    predictor = Safer(zoo.create("small", num_classes=7).eval(), mixing="gate", seed=0)
+    draw = predictor.draw(images)
+    prediction = predictor(images, draw)
+    views = draw.views(predictor.to_model(images))
+    features = torch.stack([predictor.classifier(view)[0] for view in views])
+    weights = prediction.report.weights
+    let_in = (weights[0] / 0.5)[:, None]
+    expected = let_in * features[0] + (1 - let_in) * features[1:].mean(dim=0)
+    torch.testing.assert_close(prediction.features, expected)
+    assert not Gate().of_features(weights, weights).requires_grad
+    assert weights.requires_grad
+
+
+def test_the_gate_takes_gentle_views_unless_told_otherwise():
+    net = zoo.create("small", num_classes=7)
+    gentle, paper = views.Pipeline("gentle", max_operators=4), views.Pipeline("released")
+    assert Safer(net, mixing="gate").pipeline == gentle
+    assert Safer(net, mixing="gate", pipeline="released").pipeline == paper
+    assert Safer(net).pipeline == Safer(net, mixing="sigmoid").pipeline == paper
 
 
 def test_a_mixing_from_elsewhere_is_told_from_others():

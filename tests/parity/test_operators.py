@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -113,7 +114,9 @@ REFERENCES = {
     "translate_x": lambda a, t: fetch(a, lambda x, y: (x - round(t * a.shape[2]), y)),
     "translate_y": lambda a, t: fetch(a, lambda x, y: (x, y - round(t * a.shape[1]))),
     "rotate": rotate,
+    "flip": lambda x, mirrored: x[..., ::-1] if mirrored else x,
 }
+OURS = {"flip"}  # not among the paper's sixteen
 
 
 def compare(name: str, images: torch.Tensor) -> None:
@@ -216,7 +219,10 @@ def test_parameters_fill_their_range(name):
 
 
 def test_other_parameters():
-    assert set(OPERATORS) - set(RANGES) == {"equalize", "invert", "posterize"}
+    assert set(OPERATORS) - set(RANGES) == {"equalize", "invert", "posterize", "flip"}
+    assert OPERATORS["flip"].sample(4000, torch.Generator().manual_seed(0)).double().mean() == pytest.approx(
+        0.5, abs=0.03
+    )
     assert OPERATORS["equalize"].sample(9) is OPERATORS["invert"].sample(9) is None
     assert set(OPERATORS["posterize"].sample(200, torch.Generator().manual_seed(0)).tolist()) == {2, 3, 4, 5}
 
@@ -230,18 +236,28 @@ def test_released_pipelines_are_noise_then_smoothing_then_any_other():
     firsts, seconds, thirds = (set(names) for names in zip(*drawn_names("released"), strict=True))
     assert firsts == {"gaussian_noise"}
     assert seconds == SMOOTHING
-    assert thirds == set(OPERATORS) - {"gaussian_noise"}, "the other smoothing operator included"
+    assert thirds == set(OPERATORS) - OURS - {"gaussian_noise"}, "the other smoothing operator included"
 
 
 def test_paper_pipelines_are_in_any_order_and_noise_is_not_forced():
     drawn = drawn_names("paper")
     assert all(SMOOTHING & set(names) for names in drawn)
-    assert all(set(at) == set(OPERATORS) for at in zip(*drawn, strict=True)), "anything comes anywhere"
+    assert all(set(at) == set(OPERATORS) - OURS for at in zip(*drawn, strict=True)), "anything comes anywhere"
     noisy = sum("gaussian_noise" in names for names in drawn) / len(drawn)
     assert noisy == pytest.approx(2 / 15, abs=0.05), "two of the fifteen that are not the forced smoothing"
 
 
-@pytest.mark.parametrize("preset", ["released", "paper"])
+def test_gentle_pipelines_are_noise_smoothing_something_harmless_and_mirrored():
+    drawn = list(Pipeline("gentle", 4).draw(600, 1, torch.Generator().manual_seed(0)).names)
+    firsts, seconds, thirds, lasts = (set(names) for names in zip(*drawn, strict=True))
+    assert (firsts, seconds, lasts) == ({"gaussian_noise"}, SMOOTHING, {"flip"})
+    assert thirds == {
+        "brightness", "contrast", "saturation", "sharpness", "shear_x", "shear_y", "translate_x", "translate_y",
+    }  # fmt: skip
+    assert max(Counter(names[2] for names in drawn).values()) < 2 * 600 / 8, "one as often as another"
+
+
+@pytest.mark.parametrize("preset", ["released", "paper", "gentle"])
 def test_every_image_of_every_view_has_parameters_of_its_own(preset):
     pipelines = Pipeline(preset).draw(40, 8, torch.Generator().manual_seed(0)).pipelines
     drawn: dict[str, list[float]] = {}

@@ -142,12 +142,12 @@ HARMLESS = (
 def gentle(count: int, generator: Generator) -> list[str]:
     """Noise first, then one smoothing operator, harmless ones in random order, and mirrored half of the time; others
     only when these are used up. Not the paper's."""
-    (smoothing,) = _choose(_smoothing(), 1, generator)
-    always = [smoothing, "gaussian_noise", "flip"][:count]
-    rest = [name for name in _drawn() if name not in (*always, *HARMLESS)]
-    chosen = _choose([*HARMLESS], len(HARMLESS), generator) + _choose(rest, len(rest), generator)
-    between = [smoothing, *chosen[: count - len(always)]]
-    return [*always[1:2], *between, *always[2:]]
+    smoothing = _choose(_smoothing(), 1, generator)
+    first = ["gaussian_noise", *smoothing] if count > 1 else smoothing
+    last = ["flip"] if count > 2 else []
+    others = [name for name in _drawn() if name not in (*first, *HARMLESS)]
+    rest = _choose([*HARMLESS], len(HARMLESS), generator) + _choose(others, len(others), generator)
+    return first + rest[: count - len(first) - len(last)] + last
 
 
 def _drawn() -> list[str]:
