@@ -1,5 +1,5 @@
 """What the gate goes by: the evidence on clean and attacked originals, and what gates would have answered. A method
-learns from SAFER's own pooling, so all of them are judged by the very same views.
+learns from SAFER's own pooling, so all gates on one kind of views are judged by the very same ones.
 
 python benchmarks/evidence.py run STORE docs/results/evidence-synthetic.jsonl     # 36 streams, after their trainings
 python benchmarks/evidence.py judge FOLDER docs/results/evidence-pacs.jsonl       # recordings made elsewhere, on a GPU
@@ -13,7 +13,7 @@ import json
 import math
 import statistics
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +32,24 @@ from safer_tta.pooling import with_original
 Row = dict[str, Any]
 RATES = (0, 50, 100)
 FOLDS = 5
-SECOND = Gate(alpha_clean=0.6, cost=5, teaches=False, equal=False, evidence="ratio", spread=0.6, keeps=0)
-GATES = {
-    "the gate": Gate(),
-    "fourth version": Gate(evidence="predicted"),
-    "remembers nothing": Gate(keeps=0),
-    "third version": Gate(evidence="predicted", cost=5, spread=0.6, keeps=0),
-    "second version, answering only": SECOND,
+OWN = Gate().pipeline["preset"]  # of the gate's views
+# By the preset of the views that were recorded: the gate's own, and the paper's, which earlier versions took.
+SECOND = Gate(alpha_clean=0.6, cost=5, teaches=False, equal=False, evidence="ratio", spread=0.6, keeps=0, usual=0)
+GATES: dict[str, dict[str, Gate]] = {
+    "gentle": {
+        "the gate": Gate(),
+        "clean originals expected amid their views": Gate(usual=0),
+        "remembers nothing": Gate(keeps=0),
+        "evidence by ratio": Gate(evidence="ratio"),
+        "evidence by angles too": Gate(evidence="predicted"),
+    },
+    "released": {
+        "fifth version": Gate(usual=0),
+        "fourth version": Gate(evidence="predicted", usual=0),
+        "remembers nothing": Gate(keeps=0, usual=0),
+        "third version": Gate(evidence="predicted", cost=5, spread=0.6, keeps=0, usual=0),
+        "second version, answering only": SECOND,
+    },
 }
 # The weight (B,) of the original, of who is attacked; the augmented views share the rest equally. SAFER has its own.
 FIXED: dict[str, Callable[[Tensor], Tensor] | None] = {
@@ -50,37 +61,51 @@ TAUGHT = "the gate, taught who is attacked"  # how far its evidence would carry 
 
 
 def run(store: Path, out: Path, seeds: int = 3, targets: Sequence[str] = (), **size: Any) -> None:
+    """On the gate's own views; rows of other views stay as they are."""
     place = Place(store)
-    study = prepare("main", place, seeds=seeds, targets=targets, **size)
-    known = {task.name: task for task in study.tasks}
-    with out.open("w") as file:
-        for task in study.tasks:
-            what = task.definition
-            if task.kind == "run" and (what["method"], what["predictor"]) == ("tent", "safer"):
-                for need in task.needs:
-                    execute(known[need], place)
-                file.write(json.dumps(judged(recorded(what, place)), sort_keys=True) + "\n")
-                print(task.label, flush=True)
+    study = prepare("beyond", place, seeds=seeds, targets=targets, **size)
+    known, rows = {task.name: task for task in study.tasks}, []
+    for task in study.tasks:
+        what = task.definition
+        if task.kind == "run" and (what["method"], what["predictor"]) == ("tent", "safer") and _preset(what) == OWN:
+            for need in task.needs:
+                execute(known[need], place)
+            rows.append(judged(recorded(what, place)))
+            print(task.label, flush=True)
+    _write(out, rows)
 
 
 def judge(folder: Path, out: Path) -> None:
-    rows = sorted((judged(Recording.read(path)) for path in found_in(folder)), key=_place)
-    out.write_text("".join(json.dumps(row, sort_keys=True) + "\n" for row in rows))
+    _write(out, [judged(Recording.read(path)) for path in found_in(folder)])
+
+
+def _write(out: Path, rows: Sequence[Row]) -> None:
+    """These rows in the place of those of the same streams and views, beside the others."""
+    kept = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
+    found = {_place(row): row for row in (*kept, *rows)}
+    out.write_text("".join(json.dumps(found[place], sort_keys=True) + "\n" for place in sorted(found)))
 
 
 def _place(row: Row) -> tuple[Any, ...]:
-    return row["method"], row["target"], row["attack_rate"], row["seed"]
+    return row["views"], row["method"], row["target"], row["attack_rate"], row["seed"]
+
+
+def _preset(what: Mapping[str, Any]) -> str:
+    """Of the views of a run."""
+    return str(what["predictor_options"]["pipeline"]["preset"])
 
 
 def judged(recording: Recording) -> Row:
     """One stream: what every kind of evidence and every gate makes of it."""
     method, target, rate, seed = recording.place
     attacked, evidence = recording.tensors["attacked"], evidence_of(recording)
+    views, odds_by = _preset(recording.of), torch.cat(evidence[Gate().evidence])
+    gates: dict[str, Gate | None] = {**dict.fromkeys(FIXED), **GATES[views]}
     return {
-        "method": method, "target": target, "attack_rate": rate, "seed": seed, "images": len(attacked),
+        "views": views, "method": method, "target": target, "attack_rate": rate, "seed": seed, "images": len(attacked),
         "evidence": {kind: described(torch.cat(evidence[kind]), attacked) for kind in EVIDENCE},
-        "accuracy": {name: accuracy(recording, evidence, name) for name in (*FIXED, *GATES)}
-        | {TAUGHT: taught(recording, torch.cat(evidence[Gate().evidence]))},
+        "accuracy": {name: accuracy(recording, evidence, name, gate) for name, gate in gates.items()}
+        | {TAUGHT: taught(recording, odds_by)},
     }  # fmt: skip
 
 
@@ -102,15 +127,14 @@ def evidence_of(recording: Recording) -> dict[str, list[Tensor]]:
     return found
 
 
-def accuracy(recording: Recording, evidence: dict[str, list[Tensor]], name: str) -> float | None:
+def accuracy(recording: Recording, evidence: dict[str, list[Tensor]], name: str, gate: Gate | None) -> float | None:
     """None where distances were too large for the half precision that they are kept in."""
-    if name in GATES and not all(bool(torch.isfinite(x).all()) for x in evidence[GATES[name].evidence]):
+    if gate is not None and not all(bool(torch.isfinite(x).all()) for x in evidence[gate.evidence]):
         return None
     right, total, seen = 0, 0, torch.zeros(SEEN)
     for number, batch in enumerate(recording.batches()):
         weights = base = batch["base"]
-        if name in GATES:
-            gate = GATES[name]
+        if gate is not None:
             weights, _, seen = gate.weigh(base, evidence[gate.evidence][number], seen)
         elif (alpha := FIXED[name]) is not None:
             weights = with_original(alpha(batch["attacked"]), torch.ones_like(base))
@@ -147,34 +171,45 @@ def logistic(x: Tensor, truth: Tensor) -> Tensor:
 
 
 def page(rows: Sequence[Row]) -> str:
+    own, paper = ([row for row in rows if row["views"] == views] for views in (OWN, "released"))
+    parts = ["On the gate's own views:", answers(own), table_of_evidence(own)]
+    return "\n".join([*parts, "On the paper's views, which earlier versions took:", answers(paper)])
+
+
+def answers(rows: Sequence[Row]) -> str:
     targets = list(dict.fromkeys(row["target"] for row in rows))
     seeds = sorted({row["seed"] for row in rows})
     places = [(target, rate) for target in (*targets, "average") for rate in RATES]
     lines = [
+        "",
         f"Seeds {', '.join(map(str, seeds))}; mean accuracy in % of what each would have answered.",
         "",
         "| answers | " + " | ".join(f"{target}, {rate} %" for target, rate in places) + " |",
         "|---" * (1 + len(places)) + "|",
     ]
-    for name in (*FIXED, TAUGHT, *GATES):
+    for name in (*FIXED, TAUGHT, *GATES[rows[0]["views"]]):
         found = [
             [row["accuracy"][name] for row in of(rows, rate, targets if t == "average" else [t])] for t, rate in places
         ]
         lines.append(f"| {name} | " + " | ".join(map(mean, found)) + " |")
-    lines += [
-        "",
+    return "\n".join(lines) + "\n"
+
+
+def table_of_evidence(rows: Sequence[Row]) -> str:
+    lines = [
         "Evidence where half is attacked, in deviations of an augmented view's: mean ± deviation of clean originals,",
         "of attacked ones, and AUROC.",
         "",
         "| target | seed | " + " | ".join(f"{k}: clean | attacked | AUROC" for k in EVIDENCE) + " |",
         "|---" * (2 + 3 * len(EVIDENCE)) + "|",
     ]
-    for row in of(rows, 50, targets):
-        cells = []
-        for found in (row["evidence"][kind] for kind in EVIDENCE):
-            cells += [f"{mean:.2f} ± {deviation:.2f}" for mean, deviation in (found["clean"], found["attacked"])]
-            cells.append(f"{found['auroc']:.3f}")
-        lines.append(f"| {row['target']} | {row['seed']} | " + " | ".join(cells) + " |")
+    for row in rows:
+        if row["attack_rate"] == 50:
+            cells = []
+            for found in (row["evidence"][kind] for kind in EVIDENCE):
+                cells += [f"{mean:.2f} ± {deviation:.2f}" for mean, deviation in (found["clean"], found["attacked"])]
+                cells.append(f"{found['auroc']:.3f}")
+            lines.append(f"| {row['target']} | {row['seed']} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
 

@@ -44,7 +44,7 @@ class Gate:
         looked at twice, by distances and by angles. "distance": the mean of both comparisons, by distances alone.
     spread: standard deviation of clean originals' evidence.
     keeps: how much of what earlier batches have shown still counts a batch later; 0 remembers nothing.
-    usual: mean of clean originals' evidence. They lie a little apart from their augmented views, which are all smoothed.
+    usual: mean of clean originals' evidence. They lie a little apart from their augmented views, all of them smoothed.
     features: what methods that compare features get. "gated": the original's where it is let in, the augmented views'
         where it is not; the mean of an original and its views is like neither. "pooled": as the pooling rule weighs
         them.
