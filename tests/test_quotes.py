@@ -294,21 +294,21 @@ def test_what_the_gate_loses_on_embedded_sketches():
 # --- the gate on PACS -----------------------------------------------------------------------------------------------
 
 
-SEEDS = (0, 2, 3)
-UNSEEN = ((2, "sketch"), (3, "cartoon"), (3, "sketch"))  # when the gate's evidence was chosen
+SEEDS = (0, 2, 3)  # of the fifth version
+THREE = ("art_painting", "cartoon", "photo")  # of seed 2, whose attacked sketches are not measured
 
 
 @functools.cache
-def versions(name, recorded=False):
-    """Rows of PACS with the gates of one version: SECOND, THIRD, FOURTH or GATE, the one that is shipped."""
+def versions(name):
+    """Rows of PACS with the gates of one version: SECOND to FIFTH, or GATE, the one that is shipped."""
     beyond = benchmark("beyond")
-    return beyond.Kept(rows("pacs"), getattr(beyond, name), rows("evidence-pacs") if recorded else ())
+    recorded = [row for row in rows("evidence-pacs") if row["views"] == "released"] if name == "FIFTH" else ()
+    return beyond.Kept(rows("pacs"), getattr(beyond, name), recorded)
 
 
 def gap(seeds, targets, rate, to="safer", version="GATE", method="tent"):
     """How far the gate is above another predictor."""
-    kept = versions(version, recorded=version == "GATE")
-    gate, other = (kept.mean(seeds, method, p, targets, rate) for p in ("safer-gate", to))
+    gate, other = (versions(version).mean(seeds, method, p, targets, rate) for p in ("safer-gate", to))
     return gate - other
 
 
@@ -316,40 +316,60 @@ def signed(value):
     return f"{value:+.2f}".replace("-", "−")
 
 
-def three_lines(seeds, version="GATE", method="tent"):
-    found = [gap(seeds, TARGETS, *line, version, method) for line in ((0, "plain"), (50, "safer"), (100, "safer"))]
+def three_lines(seeds, version="GATE", method="tent", targets=TARGETS):
+    found = [gap(seeds, targets, *line, version, method) for line in ((0, "plain"), (50, "safer"), (100, "safer"))]
     return "{}, {} and {}".format(*map(signed, found))
 
 
-def replayed(rate, name, seeds=SEEDS, targets=TARGETS, method="tent"):
-    """The mean over seeds and targets of what a gate would have answered, by recorded views."""
+def replayed(rate, name, seed=0, targets=TARGETS, views="gentle"):
+    """The mean over targets of what a gate would have answered under Tent, by recorded views."""
     found = {
-        (row["seed"], row["target"]): row["accuracy"][name]
+        row["target"]: row["accuracy"][name]
         for row in rows("evidence-pacs")
-        if (row["method"], row["attack_rate"]) == (method, rate)
+        if (row["views"], row["method"], row["attack_rate"], row["seed"]) == (views, "tent", rate, seed)
     }
-    return statistics.mean(found[seed, target] for seed in seeds for target in targets)
+    return statistics.mean(found[target] for target in targets)
+
+
+def at_each_rate(name, **where):
+    return "{:.1f}, {:.1f} and {:.1f}".format(*(replayed(rate, name, **where) for rate in (0, 50, 100)))
 
 
 def test_how_far_the_gate_comes():
+    said, kept = prose("beyond.md"), versions("GATE")
+    for method, label in (("tent", "Tent"), ("pl", "PL"), ("tsd", "TSD")):
+        assert (kept.seeds(method), kept.targets(2, method)) == ([0], THREE), method
+        assert f"{label}, seed 0: **{three_lines((0,), method=method)}**." in said
+    for method, words in (
+        ("tent", "Tent, seed 2, Art, cartoon and photo: {}:"), ("pl", "Seed 2, the same three targets: {}."),
+        ("tsd", "Seed 2, three targets: {}."),
+    ):  # fmt: skip
+        assert words.format(three_lines((2,), method=method, targets=THREE)) in said
+    shown = [
+        "{:.1f}, {:.1f} and {:.1f}".format(*(kept.mean((0,), "tent", p, TARGETS, r) for r in (0, 50, 100)))
+        for p in ("safer-gate", "safer")
+    ]
+    plain = kept.mean((0,), "tent", "plain", TARGETS, 0)
+    assert f"That is {shown[0]} %, SAFER {shown[1]}, plain Tent {plain:.1f} when clean." in said
+    art, cartoon, photo, sketch = (signed(gap((0,), (target,), 0, "plain")) for target in TARGETS)
+    assert f"{art} on clean Art, {cartoon} on cartoon, {photo} on photo and {sketch} on sketch" in said
+    alone, together = (signed(gap((2,), targets, 0, "plain")) for targets in (("sketch",), TARGETS))
+    assert f"On its clean sketches it is {alone} above plain, which makes {together} over the four;" in said
+    price = kept.mean((0,), "tsd", "plain", TARGETS, 0) - kept.mean((0,), "tsd", "safer", TARGETS, 0)
+    assert f"SAFER itself is {price:.1f} points below plain TSD on the clean streams of seed 0." in said
+
+
+def test_what_is_said_of_earlier_versions():
     said = prose("beyond.md")
-    kept = versions("GATE", recorded=True)
-    assert (kept.seeds("tent"), kept.seeds("pl"), kept.seeds("tsd")) == ([*SEEDS], [*SEEDS], [2])
-    assert f"Tent, seeds 0, 2 and 3: **{three_lines(SEEDS)}**." in said
-    first, second, third = (three_lines((seed,)) for seed in SEEDS)
-    assert f"Seed 0 alone {first}, seed 2 {second}, seed 3 {third}." in said
-    assert f"PL, the same seeds: **{three_lines(SEEDS, method='pl')}**." in said
-    assert f"TSD, seed 2: **{three_lines((2,), method='tsd')}**." in said
-    alone = [signed(gap((seed,), TARGETS, 0, "plain", method="pl")) for seed in SEEDS]
-    assert f"with seed 0 alone ({alone[0]}, then {alone[1]} and {alone[2]}:" in said
-    price = kept.mean((2,), "tsd", "plain", TARGETS, 0) - replayed(0, "SAFER", (2,), method="tsd")
-    assert f"SAFER itself costs TSD {price:.1f} points on clean streams there" in said
-    plain, safer = (averaged("released", f"{name} (released)", 0, seed=2) for name in ("TSD", "TSD+SAFER"))
-    assert f"As TSD was released SAFER costs it {plain - safer:.1f} (runs;" in said
-    (same,) = {f"{replayed(0, name, (2,), method='tsd (released)'):.1f}" for name in ("SAFER", "the gate")}
-    assert f"the gate changes nothing there ({same} both)" in said
     assert f"(the second version): {three_lines((1, 2), 'SECOND')} on seeds 1 and 2" in said
     assert f"(the fourth): {three_lines((0, 2), 'FOURTH')} on seeds 0 and 2" in said
+    tent, pl = (three_lines(SEEDS, "FIFTH", method) for method in ("tent", "pl"))
+    tsd = three_lines((2,), "FIFTH", "tsd")
+    assert f"(the fifth): {tent} under Tent on seeds 0, 2 and 3, {pl} under PL, {tsd} under TSD with seed 2." in said
+    taught = [replayed(50, "the gate, taught who is attacked", seed, views="released") for seed in SEEDS]
+    safer = [replayed(50, "SAFER", seed, views="released") for seed in SEEDS]
+    over = statistics.mean(taught) - statistics.mean(safer)
+    assert 1.05 < over < 1.15  # "no better than a tenth above the second line"
 
 
 def test_what_the_gates_judgement_costs():
@@ -360,95 +380,95 @@ def test_what_the_gates_judgement_costs():
     assert costs in prose("beyond.md")
 
 
-def test_how_much_more_is_to_be_had():
-    said, half = prose("beyond.md"), {}
-    for method in ("tent", "pl"):
-        for name in ("SAFER", "the gate", "the gate, taught who is attacked", "who is attacked is known"):
-            half[method, name.split()[-1]] = f"{replayed(50, name, method=method):.1f}"
-    taught, gate, safer, known = (half["tent", name] for name in ("attacked", "gate", "SAFER", "known"))
-    assert f"is at {taught} under Tent where half is attacked, the gate at {gate}, SAFER at {safer};" in said
-    other = [half["pl", name] for name in ("attacked", "gate", "SAFER", "known")]
-    assert other[0] == other[1]
-    assert f"under PL at {other[0]}, and so is the gate, SAFER at {other[2]}." in said
-    assert f"Knowing who is attacked would give {known} and {other[3]}" in said
-    over = replayed(50, "the gate, taught who is attacked") - replayed(50, "SAFER")
-    assert 1.05 < over < 1.15  # "a tenth over the second line"
-
-
-def test_what_the_averages_are_made_of():
+def test_that_most_of_it_is_the_views():
     said = prose("beyond.md")
-    art, cartoon, photo, sketch = (signed(gap(SEEDS, (target,), 0, "plain")) for target in TARGETS)
-    assert f"{art} on clean Art, {cartoon} on cartoon, {photo} on photo and {sketch} on sketch" in said
-    lines = {}
-    for where in (True, False):
-        places = [(s, t) for s in SEEDS for t in TARGETS if ((s, t) in UNSEEN) == where]
-        means = [
-            statistics.mean(gap((s,), (t,), rate, to) for s, t in places)
-            for rate, to in ((0, "plain"), (50, "safer"), (100, "safer"))
-        ]
-        lines[where] = "{}, {} and {}".format(*map(signed, means))
-    assert f"the three lines are {lines[True]}, on the nine others {lines[False]}." in said
+    views, gate, known = (at_each_rate(name) for name in ("SAFER", "the gate", "who is attacked is known"))
+    assert f"is at {views} (Tent, seed 0; recorded views, table below) where the gate is at {gate}," in said
+    by_views = replayed(50, "SAFER") - versions("GATE").mean((0,), "tent", "safer", TARGETS, 50)
+    by_gate = replayed(50, "the gate") - replayed(50, "SAFER")
+    assert f"views give {by_views:.1f} points at 50 %, judging every image {by_gate:.1f} more." in said
+    assert f"Knowing who is attacked would give {known}:" in said
+    missing = [replayed(rate, "who is attacked is known") - replayed(rate, "the gate") for rate in (0, 50, 100)]
+    assert missing[0] == max(missing)  # "most of all on clean streams"
 
 
 def test_where_the_gate_is_below_safer():
-    said = prose("beyond.md")
-    found = {(s, t, r): gap((s,), (t,), r) for s in SEEDS for t in TARGETS for r in (0, 50, 100)}
+    places = [(0, t, r) for t in TARGETS for r in (0, 50, 100)] + [(2, t, r) for t in THREE for r in (0, 50, 100)]
+    places.append((2, "sketch", 0))
+    found = {(s, t, r): gap((s,), (t,), r) for s, t, r in places}
     below = {place: -figure for place, figure in found.items() if figure < 0}
-    far = {place: figure for place, figure in below.items() if figure > 0.3}
-    assert set(far) == {(3, "sketch", 50), (3, "sketch", 100)}
-    assert f"Of the {len(found)} streams under Tent the gate is below SAFER on {len(below)}" in said
-    assert f"({far[3, 'sketch', 50]:.2f} and {far[3, 'sketch', 100]:.2f})" in said
-    detected = {
-        row["predictor"]: f"{row['detection']:.3f}"
-        for row in versions("GATE").usual(3)
-        if (row["method"], row["target"], row["attack_rate"]) == ("tent", "sketch", 50) and row["detection"] is not None
-    }
-    assert f"(AUROC {detected['safer-gate']}; SAFER's own signal {detected['safer']})" in said
+    assert list(below) == [(2, "photo", 100)]
+    where = "attacked photos of seed 2"
+    by = f"by {below[2, 'photo', 100]:.2f} points"
+    assert (
+        f"Of the {len(found)} streams under Tent that are measured the gate is below SAFER on one ({where}, {by})"
+        in prose("beyond.md")
+    )
 
 
-def test_what_leaving_the_angles_out_gives():
-    """On the places that nobody had looked at when it was proposed; and on the embedded drawings."""
-    said = prose("beyond.md")
-    unseen = [
-        replayed(rate, "the gate", (seed,), (target,)) - replayed(rate, "fourth version", (seed,), (target,))
-        for seed, target in UNSEEN
-        for rate in (0, 50, 100)
+def test_what_is_said_of_the_choice_of_views():
+    said, streams = prose("beyond.md"), [row for row in rows("views-pacs") if "operator" not in row]
+    clean = [
+        row["evidence"]["distance"]["clean"][0]
+        for row in rows("evidence-pacs")
+        if (row["views"], row["target"], row["attack_rate"]) == ("gentle", "cartoon", 0)
     ]
-    better, worse = [x for x in unseen if x > 0], [-x for x in unseen if x < 0]
-    assert (len(better), len(worse), len(unseen)) == (7, 1, 9)
-    figures = f"in seven of nine figures (by {min(better):.2f} to {max(better):.2f} points), equal in one and"
-    assert f"{figures} {worse[0]:.2f} worse in one" in said
-    drawn = [row["accuracy"] for row in rows("evidence-synthetic")]
-    behind = statistics.mean(a["fourth version"] - a["the gate"] for a in drawn)
-    assert f"On the embedded drawings it is worse by {behind:.1f} points" in said
+    assert len(clean) == 2
+    assert f"on the final views clean cartoons' evidence is {statistics.mean(clean):.1f} in the mean" in said
+
+    def safer(views, rate):
+        (first, second) = (
+            r["accuracy"]["SAFER"] for r in streams if (r["views"], r["attack_rate"]) == (views, rate)
+        )
+        return (first + second) / 2
+
+    assert 0.9 < safer("ns_flip", 100) - safer("ns", 100) < 1.4  # "mirroring alone is worth a point"
+    assert all(safer(v, 100) > safer("released", 100) for v in {r["views"] for r in streams} - {"released"})
+    alike = [r["clean"][0] for r in streams if (r["views"], r["attack_rate"]) == ("ns", 0)]
+    assert min(alike) > 1  # "evidence above 1"
+    read = {}
+    for rate in (0, 100):
+        mine = [r for r in rows("views-pacs") if "operator" in r and r["attack_rate"] == rate]
+        every = [r for r in mine if r["operator"] in ("gaussian_blur", "fft_low_pass")]  # one of them in every view
+        middle = sum(r["accuracy"] * r["count"] for r in every) / sum(r["count"] for r in every)
+        for name in ("invert", "solarize", "equalize"):
+            of = [r for r in mine if r["operator"] == name]
+            read[name, rate] = middle - sum(r["accuracy"] * r["count"] for r in of) / sum(r["count"] for r in of)
+    assert f"is read {span(read.values())} points worse than the average of all views, attacked or not" in said
+
+
+def test_the_page_on_views_is_built_from_its_rows():
+    assert benchmark("views").page(rows("views-pacs")) in (ROOT / "docs" / "beyond.md").read_text()
 
 
 def test_what_is_left_to_an_attacker_who_knows_the_gate():
-    mixing = {"name": "gate", **benchmark("beyond").GATE}
     left = {}
     for name in ("eot-synthetic", "pacs"):
-        for row in rows(name):
-            shown = row["predictor"] != "safer-gate" or row["predictor_options"]["mixing"] == mixing
-            if row["attack"] == "eot" and shown and row["predictor_options"].get("pool") == "cc_drop":
+        for row in benchmark("beyond").Kept(rows(name), benchmark("beyond").GATE).rows:
+            if row["attack"] == "eot" and row["predictor_options"].get("pool") == "cc_drop":
                 left[name, row["predictor"], row["threat"]["draws"]] = f"{row['accuracy']:.1f} %"
-    drawn, real = ([left[where, p, 8] for p in ("safer-gate", "safer")] for where in ("eot-synthetic", "pacs"))
+    drawn, four, one = (
+        [left[where, p, draws] for p in ("safer-gate", "safer")]
+        for where, draws in (("eot-synthetic", 8), ("pacs", 4), ("pacs", 1))
+    )
     said = prose("beyond.md")
-    assert (
-        f"{drawn[0]} are left on the embedded sketches, of SAFER {drawn[1]}; on PACS {real[0]}, of SAFER {real[1]}."
-        in said
-    )
+    assert f"{drawn[0]} are left on the embedded sketches, of SAFER {drawn[1]};" in said
+    assert f"with four draws {four[0]}, of SAFER {four[1]}, with one {one[0]} and {one[1]}." in said
+    assert ("pacs", "safer-gate", 8) not in left  # "not measured with these views"
     (half,) = (
-        row["selective"][-1]
+        f"{row['selective'][-1]:.1f} %"
         for row in versions("GATE").rows
-        if row["attack"] == "eot" and (row["predictor"], row["threat"]["draws"]) == ("safer-gate", 8)
+        if row["attack"] == "eot" and (row["predictor"], row["threat"]["draws"]) == ("safer-gate", 4)
     )
-    assert f"is right in {half:.1f} % instead of {real[0].removesuffix(' %')}, with K = 8" in prose("threat.md")
-    gate, safer = (left["pacs", p, 1].removesuffix(" %") for p in ("safer-gate", "safer"))
-    assert f"(PACS, one draw: {gate} and {safer} %;" in said
+    assert f"is right in {half} instead of {four[0]}, with K = 4" in prose("threat.md")
 
 
 def test_how_far_originals_stray_on_the_embedded_data():
-    half = [row["evidence"]["distance"] for row in rows("evidence-synthetic") if row["attack_rate"] == 50]
+    half = [
+        row["evidence"]["distance"]
+        for row in rows("evidence-synthetic")
+        if (row["views"], row["attack_rate"]) == ("gentle", 50)
+    ]
     least, most = (
         [
             f"{choose(found[side][place] for found in half):.1f}".replace("-", "−")

@@ -101,8 +101,8 @@ def test_the_gpu_holds_its_ratios():
     peaks = {row["what"]: row["ratio"] for row in rows if row["section"] == "memory"}
     assert peaks["SAFER"] <= 5.5
     mixed = {(r["architecture"], r["compile"]): r["ratio"] for r in rows if r.get("mixing") == "gate"}
-    assert mixed.keys() == {("resnet18", False), ("resnet18", True), ("resnet50", False)}  # as the page says
-    assert max(mixed.values()) < 1.025
+    assert mixed.keys() == {("resnet18", False), ("resnet50", False)}  # as the page says
+    assert max(mixed.values()) < 1.06  # of 1.1 that it may cost; a view has one operator more than the paper's
 
 
 def test_the_faster_ways_cost_no_accuracy():
@@ -220,7 +220,8 @@ def test_the_page_on_the_gate_is_built_from_its_rows():
 def test_what_the_gates_go_by_is_built_from_its_rows():
     evidence = benchmark("evidence")
     rows = [json.loads(line) for line in (ROOT / "docs/results/evidence-synthetic.jsonl").read_text().splitlines()]
-    assert len({(row["target"], row["attack_rate"], row["seed"]) for row in rows}) == len(rows) == 4 * 3 * 3
+    places = {(row["views"], row["target"], row["attack_rate"], row["seed"]) for row in rows}
+    assert len(places) == len(rows) == 2 * 4 * 3 * 3
     assert evidence.page(rows) in (ROOT / "docs" / "beyond.md").read_text()
 
 
@@ -229,19 +230,20 @@ def test_views_recorded_on_pacs_are_those_of_its_runs():
     one image of a recording that kept distances in half precision and not yet this evidence. (TSD does not repeat
     itself.)"""
     beyond = benchmark("beyond")
-    compared = {"SAFER": 0, "the gate": 0, "fourth version": 0}
-    for version, name, predictor in (
-        ("GATE", "SAFER", "safer"), ("GATE", "the gate", "safer-gate"), ("FOURTH", "fourth version", "safer-gate"),
+    compared = dict.fromkeys(("SAFER", "the gate", "fifth version", "fourth version"), 0)
+    for version, views, name, predictor in (
+        ("FIFTH", "released", "SAFER", "safer"), ("GATE", "gentle", "the gate", "safer-gate"),
+        ("FIFTH", "released", "fifth version", "safer-gate"), ("FOURTH", "released", "fourth version", "safer-gate"),
     ):  # fmt: skip
         kept = beyond.Kept(beyond.read(ROOT / "docs/results/pacs.jsonl"), getattr(beyond, version))
         for row in beyond.read(ROOT / "docs/results/evidence-pacs.jsonl"):
             found = kept.run(row["seed"], row["method"], predictor, row["target"], row["attack_rate"])
-            if found is not None and not row["method"].startswith("tsd"):
+            if found is not None and not row["method"].startswith("tsd") and row["views"] == views:
                 place = (name, row["target"], row["attack_rate"], row["seed"])
-                images = 1 if place == ("the gate", "photo", 50, 2) else 0
+                images = 1 if place == ("fifth version", "photo", 50, 2) else 0
                 assert row["accuracy"][name] == pytest.approx(found, abs=100 * images / row["images"] + 1e-9), place
                 compared[name] += 1
-    assert compared == {"SAFER": 6 * 12, "the gate": 3 + 12 + 12, "fourth version": 2 * 12}
+    assert compared == {"SAFER": 6 * 12, "the gate": 12 + 10, "fifth version": 3 + 12 + 12, "fourth version": 2 * 12}
 
 
 def test_versions_of_the_gate_are_told_apart():
@@ -249,8 +251,8 @@ def test_versions_of_the_gate_are_told_apart():
     beyond = benchmark("beyond")
     rows = beyond.read(ROOT / "docs" / "results" / "pacs.jsonl")
     second = beyond.Kept(rows, beyond.SECOND)
-    found = [beyond.Kept(rows, getattr(beyond, name)).seeds("tent") for name in ("THIRD", "FOURTH", "GATE")]
-    assert (second.seeds("tent"), *found) == ([1, 2], [0], [0, 2], [2, 3])
+    found = [beyond.Kept(rows, getattr(beyond, name)).seeds("tent") for name in ("THIRD", "FOURTH", "FIFTH", "GATE")]
+    assert (second.seeds("tent"), *found) == ([1, 2], [0], [0, 2], [2, 3], [0])
     made_up = {"name": "gate", "cost": 3.0}
     renamed = [
         {**row, "predictor_options": {**row["predictor_options"], "mixing": made_up}}
