@@ -1,6 +1,6 @@
 """Which views the gate should take: SAFER on the views of several presets, and how well each operator's views are read.
 
-Candidates are registered here, for this purpose alone. `run` takes Tent+SAFER runs (`pacs.py tasks`, or a plan's) whose
+Candidates are presets of this script, for this purpose alone. `run` takes the Tent+SAFER runs of a file of tasks whose
 models and attacks are in the store, and gives them other views:
 
 python benchmarks/views.py run TASKS.json STORE docs/results/views-pacs.jsonl --data PACS --weights W --device cuda
@@ -10,11 +10,12 @@ python benchmarks/views.py page docs/results/views-pacs.jsonl
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import statistics
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from safer_tta.gate import by_distance
 from safer_tta.pooling import with_original
 from safer_tta.predictors import TRANSFORMS
 from safer_tta.training import load
-from safer_tta.views import operator
+from safer_tta.views import OPERATORS, operator
 from safer_tta.views.augment import warp
 from safer_tta.views.operators import _boxes as boxes
 from safer_tta.views.operators import _kernels as kernels
@@ -45,7 +46,6 @@ SMOOTHING = ["gaussian_blur", "fft_low_pass"]
 SMALLEST = 0.7  # share of the area that a crop keeps at least
 
 
-@operator(lambda n, generator: torch.randint(2**31, (n,), generator=generator), prepare=lambda s, _: s, drawn=False)
 def crop(images: Tensor, seeds: Tensor) -> Tensor:
     """A window of slightly other proportions, resized."""
     chance = torch.rand(4, len(images), generator=torch.Generator().manual_seed(int(seeds[0])))
@@ -56,19 +56,20 @@ def crop(images: Tensor, seeds: Tensor) -> Tensor:
     return warp(images, [width, zero, across, zero, height, down])
 
 
-@operator(drawn=False)
 def jpeg(images: Tensor) -> Tensor:
     return TRANSFORMS["jpeg"](images)
 
 
-@operator(uniform(0.5, 2.0), prepare=kernels, drawn=False)
 def light_blur(images: Tensor, lines: Tensor) -> Tensor:
     return gaussian_blur(images, lines)
 
 
-@operator(uniform(0.3, 0.7), prepare=boxes, drawn=False)
 def light_low_pass(images: Tensor, kept: Tensor) -> Tensor:
     return fft_low_pass(images, kept)
+
+
+def seeds(count: int, generator: Generator | None) -> Tensor:
+    return torch.randint(2**24, (count,), generator=generator)  # whole numbers that single precision holds
 
 
 def one(names: Sequence[str], generator: Generator) -> str:
@@ -101,14 +102,32 @@ CANDIDATES: dict[str, tuple[str, Callable[[Generator], list[str]]]] = {
         lambda g: ["gaussian_noise", one(SMOOTHING, g), one([one(MOST, g), "crop"], g), "flip"],
     ),
 }  # fmt: skip
-for name, (_, names) in CANDIDATES.items():
-    PRESETS[name] = lambda count, generator, names=names: names(generator)
+
+
+@contextlib.contextmanager
+def registered() -> Iterator[None]:
+    """The candidates as presets, with the operators that they take; for as long as they are looked at."""
+    before = [(registry, set(registry)) for registry in (OPERATORS, PRESETS)]
+    operator(seeds, prepare=lambda values, images: values, drawn=False)(crop)
+    operator(drawn=False)(jpeg)
+    operator(uniform(0.5, 2.0), prepare=kernels, drawn=False)(light_blur)
+    operator(uniform(0.3, 0.7), prepare=boxes, drawn=False)(light_low_pass)
+    for name, (_, names) in CANDIDATES.items():
+        PRESETS[name] = lambda count, generator, names=names: names(generator)
+    try:
+        yield
+    finally:
+        for registry, known in before:
+            for name in set(registry) - known:
+                del registry[name]
+
+
 LABELS = {"released": "the paper's", **{name: label for name, (label, _) in CANDIDATES.items()}}
 
 
 def run(o: argparse.Namespace) -> None:
     place = Place(o.store, o.data, weights=o.weights, device=o.device)
-    with o.rows.open("a") as file:
+    with registered(), o.rows.open("a") as file:
         for task in read_tasks(o.tasks):
             if task.kind == "run" and (task.definition["method"], task.definition["predictor"]) == ("tent", "safer"):
                 for preset in o.presets:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from safer_tta import mixing
+from safer_tta.views import PRESETS
 from tests.serving import free_port
 from tests.test_results import ROOT, benchmark
 
@@ -70,13 +72,21 @@ def test_recorded_views_are_those_of_a_run(tmp_path):
     evidence.run(tmp_path, out, seeds=1, targets=["sketch"], quick=True)
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     place = Place(tmp_path)
-    study = prepare("main", place, seeds=1, targets=["sketch"], quick=True)
+    study = prepare("beyond", place, seeds=1, targets=["sketch"], quick=True)
     made = {}
     for task in study.tasks:
-        if task.kind == "run" and (task.definition["method"], task.definition["predictor"]) == ("tent", "safer"):
+        what = task.definition
+        if task.kind == "run" and what["predictor"] == "safer" and evidence._preset(what) == "gentle":
             execute(task, place)
-            made[task.definition["stream"]["attack_rate"]] = place.results.row(task.name)["accuracy"]
+            made[what["stream"]["attack_rate"]] = place.results.row(task.name)["accuracy"]
     assert {row["attack_rate"]: row["accuracy"]["SAFER"] for row in rows} == made
+    assert made.keys() == {0, 100}
+    before = out.read_text()
+    out.write_text(json.dumps({**rows[0], "views": "released"}) + "\n" + json.dumps({**rows[0], "images": 0}) + "\n")
+    evidence.run(tmp_path, out, seeds=1, targets=["sketch"], quick=True)
+    kept = out.read_text().splitlines()
+    assert "\n".join(kept[:-1]) + "\n" == before, "the same rows anew"
+    assert json.loads(kept[-1])["views"] == "released", "beside those of other views"
     for row in rows:
         for found in row["evidence"].values():
             assert (found["clean"] is None) == (row["attack_rate"] == 100)
@@ -92,7 +102,7 @@ def test_recordings_are_tasks_of_their_own_and_say_what_the_gate_answers(tmp_pat
     evidence, place = benchmark("evidence"), Place(tmp_path)
     recordings = sys.modules["recordings"]
     study = prepare("beyond", place, seeds=1, targets=["sketch"], quick=True)
-    gate = evidence.GATES["the gate"]
+    gate = evidence.GATES["gentle"]["the gate"]
     runs = {
         (task.definition["predictor"], task.definition["stream"]["attack_rate"]): task
         for task in reversed(study.tasks)
@@ -104,6 +114,7 @@ def test_recordings_are_tasks_of_their_own_and_say_what_the_gate_answers(tmp_pat
         and task.definition["stream"]["attack_rate"] in (0, 100)
         and (task.definition["attack"] is None or round(255 * task.definition["attack"]["threat"]["eps"]) == 8)
         and task.definition["predictor_options"]["mixing"] in (None, mixing.settings(gate))
+        and task.definition["predictor_options"]["pipeline"] == gate.pipeline
     }
     assert runs.keys() == {(predictor, rate) for predictor in ("safer", "safer-gate") for rate in (0, 100)}
     made = [task for task in study.tasks if task.kind != "run"]
@@ -117,3 +128,32 @@ def test_recordings_are_tasks_of_their_own_and_say_what_the_gate_answers(tmp_pat
         judged = evidence.judged(recordings.Recording.read(task.path(place)))["accuracy"]
         for name, predictor in (("SAFER", "safer"), ("the gate", "safer-gate")):
             assert judged[name] == place.results.row(runs[predictor, rate].name)["accuracy"]
+
+
+def test_views_of_other_presets_are_compared_on_the_streams_of_runs(tmp_path):
+    """SAFER on the paper's views is the run itself, and every operator of a view is counted."""
+    from safer_tta.bench.study import prepare
+    from safer_tta.bench.tasks import Place, execute, write_tasks
+
+    views, place, out = benchmark("views"), Place(tmp_path), tmp_path / "rows.jsonl"
+    study = prepare("main", place, seeds=1, targets=["sketch"], quick=True)
+    known = {task.name: task for task in study.tasks}
+    tasks = [t for t in study.tasks if t.kind == "run" and t.definition["method"] == "tent"]
+    safer = [task for task in tasks if task.definition["predictor"] == "safer"]
+    for task in safer:
+        for need in (*(known[name] for name in task.needs), task):
+            execute(need, place)
+    write_tasks(tmp_path / "tasks.json", tasks)
+    presets = ["released", "nsj_cropflip", "ns_gentleflip"]
+    asked = {"tasks": tmp_path / "tasks.json", "store": tmp_path, "rows": out, "presets": presets}
+    views.run(argparse.Namespace(**asked, data="synthetic", weights=None, device="cpu"))
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    found = {(row["views"], row["attack_rate"]): row for row in rows if "operator" not in row}
+    assert found.keys() == {(preset, rate) for preset in presets for rate in (0, 100)}
+    for task in safer:
+        rate, accuracy = task.definition["stream"]["attack_rate"], place.results.row(task.name)["accuracy"]
+        assert found["released", rate]["accuracy"]["SAFER"] == pytest.approx(accuracy)
+    batches = 32 // 16
+    mirrored = {row["attack_rate"]: row["count"] for row in rows if row.get("operator") == "flip"}
+    assert mirrored == dict.fromkeys((0, 100), 4 * batches)
+    assert "nsj_cropflip" not in PRESETS, "candidates are nobody else's"
