@@ -25,6 +25,7 @@ from safer_tta.bench.publish import Study, markdown
 from safer_tta.bench.study import prepare
 from safer_tta.bench.tasks import Place
 from safer_tta.gate import Gate
+from safer_tta.views import Pipeline
 
 RATES = (0, 50, 100)
 SEEDS = 4
@@ -136,7 +137,7 @@ class Kept:
             and (row["attack_rate"] == 0 or round(255 * row["eps"]) == 8)
             and row["predictor_options"].get("pool", "cc_drop") == "cc_drop"
             and row["predictor_options"].get("views", 4) == 4
-            and (row["predictor"] == "safer-gate" or _pipeline(row) == {"preset": "released", "max_operators": 3})
+            and (row["predictor"] == "safer-gate" or _pipeline(row) == Pipeline())
             and (row["predictor_options"].get("mixing") or {}).get("curve", "sigmoid") == "sigmoid"
             and not row["options"].get("released")
         ]
@@ -254,12 +255,12 @@ class Kept:
 
 def _of(row: Row, gate: Row) -> bool:
     """Whether a row is of this version of the gate, on its own views."""
-    own = Gate().pipeline if gate == GATE else _pipeline({"predictor_options": {}})
+    own = Pipeline(Gate().pipeline if gate == GATE else "released")
     return row["predictor_options"]["mixing"] == {"name": "gate", **gate} and _pipeline(row) == own
 
 
-def _pipeline(row: Row) -> Row:
-    return {"preset": "released", "max_operators": 3, **row["predictor_options"].get("pipeline", {})}
+def _pipeline(row: Row) -> Pipeline:
+    return Pipeline(**row["predictor_options"].get("pipeline", {}))
 
 
 def _seeds(seeds: Sequence[int]) -> str:

@@ -32,7 +32,7 @@ from safer_tta.pooling import with_original
 Row = dict[str, Any]
 RATES = (0, 50, 100)
 FOLDS = 5
-OWN = Gate().pipeline["preset"]  # of the gate's views
+OWN = Gate().pipeline  # the gate's views
 # By the preset of the views that were recorded: the gate's own, and the paper's, which earlier versions took.
 SECOND = Gate(alpha_clean=0.6, cost=5, teaches=False, equal=False, evidence="ratio", spread=0.6, keeps=0, usual=0)
 GATES: dict[str, dict[str, Gate]] = {

@@ -114,7 +114,7 @@ def test_recordings_are_tasks_of_their_own_and_say_what_the_gate_answers(tmp_pat
         and task.definition["stream"]["attack_rate"] in (0, 100)
         and (task.definition["attack"] is None or round(255 * task.definition["attack"]["threat"]["eps"]) == 8)
         and task.definition["predictor_options"]["mixing"] in (None, mixing.settings(gate))
-        and task.definition["predictor_options"]["pipeline"] == gate.pipeline
+        and task.definition["predictor_options"]["pipeline"]["preset"] == gate.pipeline
     }
     assert runs.keys() == {(predictor, rate) for predictor in ("safer", "safer-gate") for rate in (0, 100)}
     made = [task for task in study.tasks if task.kind != "run"]

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -84,10 +83,10 @@ class Gate:
         return 3
 
     @property
-    def pipeline(self) -> dict[str, Any]:
+    def pipeline(self) -> str:
         """The views it takes unless told otherwise. The paper's forgo accuracy that a gate could not make up for, and
         stray so far from each other that attacked originals show less."""
-        return {"preset": "gentle", "max_operators": 4}
+        return "gentle"
 
     @property
     def memory(self) -> int:

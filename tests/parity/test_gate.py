@@ -367,9 +367,10 @@ def test_features_that_are_handed_on(images):
 
 def test_the_gate_takes_gentle_views_unless_told_otherwise():
     net = zoo.create("small", num_classes=7)
-    gentle, paper = views.Pipeline("gentle", max_operators=4), views.Pipeline("released")
+    gentle, paper = views.Pipeline("gentle", max_operators=4), views.Pipeline("released", max_operators=3)
     assert Safer(net, mixing="gate").pipeline == gentle
     assert Safer(net, mixing="gate", pipeline="released").pipeline == paper
+    assert Safer(net, pipeline="gentle").pipeline == Safer(net, pipeline={"preset": "gentle"}).pipeline == gentle
     assert Safer(net).pipeline == Safer(net, mixing="sigmoid").pipeline == paper
 
 

@@ -248,7 +248,8 @@ def test_paper_pipelines_are_in_any_order_and_noise_is_not_forced():
 
 
 def test_gentle_pipelines_are_noise_smoothing_something_harmless_and_mirrored():
-    drawn = list(Pipeline("gentle", 4).draw(600, 1, torch.Generator().manual_seed(0)).names)
+    assert Pipeline("gentle") == Pipeline("gentle", max_operators=4)
+    drawn = list(Pipeline("gentle").draw(600, 1, torch.Generator().manual_seed(0)).names)
     firsts, seconds, thirds, lasts = (set(names) for names in zip(*drawn, strict=True))
     assert (firsts, seconds, lasts) == ({"gaussian_noise"}, SMOOTHING, {"flip"})
     assert thirds == {

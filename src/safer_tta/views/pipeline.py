@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import cast
 
 import torch
 from torch import Generator, Tensor
@@ -17,6 +18,7 @@ from .side_by_side import run_all
 WORTHWHILE = 1_000_000  # values in a batch from which threads pay
 Preset = Callable[[int, Generator], list[str]]
 PRESETS: Registry[Preset] = Registry("preset")
+USUAL = {"gentle": 4}  # operators in a view, of presets that take other than three
 
 
 @dataclass(frozen=True)
@@ -87,14 +89,17 @@ def _applied(pipeline: tuple[Step, ...], images: Tensor, out: Tensor | None, *, 
 
 @dataclass(frozen=True)
 class Pipeline:
-    """How pipelines are drawn: a preset (`released`, `paper` or `gentle`) and the number of operators in each."""
+    """How pipelines are drawn: a preset (`released`, `paper` or `gentle`) and the number of operators in each. None: as
+    many as belong to the preset, three but for `gentle`, which takes four."""
 
     preset: str = "released"
-    max_operators: int = 3
+    max_operators: int | None = None
 
     def __post_init__(self) -> None:
         if self.preset not in PRESETS:
             raise ValueError(f"pipeline {self.preset!r} is unknown; expected one of {', '.join(PRESETS)}")
+        if self.max_operators is None:
+            object.__setattr__(self, "max_operators", USUAL.get(self.preset, 3))  # frozen, but not made yet
         most = len(_drawn())
         if self.max_operators not in range(1, most + 1):
             raise ValueError(f"max_operators is {self.max_operators}; expected a number from 1 to {most}")
@@ -104,7 +109,7 @@ class Pipeline:
         return Draw(batch, tuple(self._draw_one(batch, generator) for _ in range(views)))
 
     def _draw_one(self, batch: int, generator: Generator) -> tuple[Step, ...]:
-        names = PRESETS[self.preset](self.max_operators, generator)
+        names = PRESETS[self.preset](cast(int, self.max_operators), generator)
         return tuple(Step(name, OPERATORS[name].sample(batch, generator), drawn(generator)) for name in names)
 
 
