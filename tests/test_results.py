@@ -124,7 +124,8 @@ def test_the_pacs_page_is_built_from_its_rows():
     assert {file.name for file in results.glob("pacs-*.svg")} == set(drawn)
     for file, svg in drawn.items():
         assert (results / file).read_text() == svg
-        assert f"]({file})" in (results / "pacs.md").read_text()
+        page = "beyond.md" if file == pacs.GATE else "results/pacs.md"
+        assert f"{file})" in (ROOT / "docs" / page).read_text()
     attacks = [json.loads(line) for line in (results / "pacs-attacks.jsonl").read_text().splitlines()]
     full = [fact for fact in attacks if round(255 * fact["definition"]["threat"]["eps"]) == 8]
     assert {(f["definition"]["surrogate"]["surrogate"], f["definition"]["seed"]) for f in full} >= {
