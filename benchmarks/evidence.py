@@ -61,29 +61,38 @@ TAUGHT = "the gate, taught who is attacked"  # how far its evidence would carry 
 
 
 def run(store: Path, out: Path, seeds: int = 3, targets: Sequence[str] = (), **size: Any) -> None:
-    """On the gate's own views; rows of other views stay as they are."""
     place = Place(store)
     study = prepare("beyond", place, seeds=seeds, targets=targets, **size)
-    known, rows = {task.name: task for task in study.tasks}, []
+    known = {task.name: task for task in study.tasks}
     for task in study.tasks:
         what = task.definition
-        if task.kind == "run" and (what["method"], what["predictor"]) == ("tent", "safer") and _preset(what) == OWN:
+        if task.kind == "run" and (what["method"], what["predictor"]) == ("tent", "safer") and _usual(what, study):
             for need in task.needs:
                 execute(known[need], place)
-            rows.append(judged(recorded(what, place)))
+            write(out, [judged(recorded(what, place))], _place)
             print(task.label, flush=True)
-    _write(out, rows)
+
+
+def _usual(what: Mapping[str, Any], study: Any) -> bool:
+    """Of the streams of the main table: not one of the plan's other rates, budgets, batches or late attacks."""
+    stream, attack = what["stream"], what["attack"]
+    batch = max(task.definition["stream"]["batch"] for task in study.tasks if task.kind == "run")
+    return (
+        (stream["draw"], stream["batch"]) == ("exact", batch)
+        and stream["attack_rate"] in RATES
+        and (attack is None or round(255 * attack["threat"]["eps"]) == 8)
+    )
 
 
 def judge(folder: Path, out: Path) -> None:
-    _write(out, [judged(Recording.read(path)) for path in found_in(folder)])
+    write(out, [judged(Recording.read(path)) for path in found_in(folder)], _place)
 
 
-def _write(out: Path, rows: Sequence[Row]) -> None:
-    """These rows in the place of those of the same streams and views, beside the others."""
+def write(out: Path, rows: Sequence[Row], place: Callable[[Row], tuple[Any, ...]]) -> None:
+    """These rows in the place of those that are of the same, beside the others."""
     kept = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
-    found = {_place(row): row for row in (*kept, *rows)}
-    out.write_text("".join(json.dumps(found[place], sort_keys=True) + "\n" for place in sorted(found)))
+    found = {place(row): row for row in (*kept, *rows)}
+    out.write_text("".join(json.dumps(found[name], sort_keys=True) + "\n" for name in sorted(found)))
 
 
 def _place(row: Row) -> tuple[Any, ...]:

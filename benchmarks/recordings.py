@@ -1,6 +1,7 @@
 """What a gate has to go by, recorded: the views' answers and how far they stray, under a method that learns from
-SAFER's own pooling. A gate that only answers (`teaches=False`) changes nothing there, so whatever such a gate would
-have said follows from a recording, to the last bit and without a GPU.
+SAFER's own pooling. A gate that only answers (`teaches=False`) changes nothing there, unless the method learns from
+features that the gate lets in (TSD, T3A, TeSLA; not with `features="pooled"`). So whatever such a gate would have said
+follows from a recording, to the last bit and without a GPU.
 
 As an extension it gives the bench one more kind of task, made once like any other:
 
@@ -12,7 +13,7 @@ python benchmarks/evidence.py judge STORE/made docs/results/evidence-pacs.jsonl
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,9 +24,10 @@ from torch import Tensor
 from safer_tta import api, tensorfile
 from safer_tta.bench.run import Tick
 from safer_tta.bench.tasks import KINDS, Place, Task, stream_of
-from safer_tta.data import Stream, StreamSpec
+from safer_tta.data import Batch, Stream, StreamSpec
 from safer_tta.gate import EVIDENCE, _angles, _distances
 from safer_tta.mixing import signal
+from safer_tta.predictors import Prediction
 from safer_tta.training import load
 
 KIND = "recording"
@@ -107,7 +109,12 @@ def task_for(run: Task) -> Task:
     return Task(KIND, f"views of {run.label}", what, run.needs, run.passes)
 
 
-def recorded(what: Mapping[str, Any], place: Place, tick: Tick = lambda done, total, **figures: None) -> Recording:
+def recorded(
+    what: Mapping[str, Any],
+    place: Place,
+    tick: Tick = lambda done, total, **figures: None,
+    look: Callable[[Prediction, Batch], None] = lambda prediction, batch: None,
+) -> Recording:
     """As the bench makes the run itself (`bench.run.perform`), with somebody looking on."""
     domains, copies, _ = stream_of(what, place)
     stream, recorder = Stream(domains, StreamSpec(**what["stream"]), copies), Recorder()
@@ -124,7 +131,7 @@ def recorded(what: Mapping[str, Any], place: Place, tick: Tick = lambda done, to
     )
     batches = []
     for number, batch in enumerate(stream):
-        method(batch.images)
+        look(method(batch.images), batch)
         batches.append(batch)
         tick(number + 1, len(stream))
     joined = {

@@ -23,22 +23,16 @@ import torch
 from torch import Generator, Tensor
 
 sys.path.insert(0, str(Path(__file__).parent))
-from evidence import FIXED
+from evidence import FIXED, accuracy, described, write
+from recordings import recorded
 
-from safer_tta import api
-from safer_tta.bench.run import detection
-from safer_tta.bench.tasks import Place, Task, read_tasks, stream_of
-from safer_tta.data import Stream, StreamSpec
-from safer_tta.gate import by_distance
-from safer_tta.pooling import with_original
-from safer_tta.predictors import TRANSFORMS
-from safer_tta.training import load
-from safer_tta.views import OPERATORS, operator
+from safer_tta.bench.tasks import Place, read_tasks
+from safer_tta.data import Batch
+from safer_tta.predictors import TRANSFORMS, Prediction
+from safer_tta.views import OPERATORS, PRESETS, operator
 from safer_tta.views.augment import warp
-from safer_tta.views.operators import _boxes as boxes
-from safer_tta.views.operators import _kernels as kernels
-from safer_tta.views.operators import fft_low_pass, gaussian_blur, uniform
-from safer_tta.views.pipeline import HARMLESS, PRESETS, _choose
+from safer_tta.views.operators import uniform
+from safer_tta.views.pipeline import HARMLESS
 
 Row = dict[str, Any]
 RATES = (0, 50, 100)
@@ -61,11 +55,11 @@ def jpeg(images: Tensor) -> Tensor:
 
 
 def light_blur(images: Tensor, lines: Tensor) -> Tensor:
-    return gaussian_blur(images, lines)
+    return OPERATORS["gaussian_blur"].function(images, lines)
 
 
 def light_low_pass(images: Tensor, kept: Tensor) -> Tensor:
-    return fft_low_pass(images, kept)
+    return OPERATORS["fft_low_pass"].function(images, kept)
 
 
 def seeds(count: int, generator: Generator | None) -> Tensor:
@@ -73,7 +67,7 @@ def seeds(count: int, generator: Generator | None) -> Tensor:
 
 
 def one(names: Sequence[str], generator: Generator) -> str:
-    return _choose(list(names), 1, generator)[0]
+    return names[int(torch.randint(len(names), (1,), generator=generator))]
 
 
 LIGHT = ["light_blur", "light_low_pass"]
@@ -110,8 +104,8 @@ def registered() -> Iterator[None]:
     before = [(registry, set(registry)) for registry in (OPERATORS, PRESETS)]
     operator(seeds, prepare=lambda values, images: values, drawn=False)(crop)
     operator(drawn=False)(jpeg)
-    operator(uniform(0.5, 2.0), prepare=kernels, drawn=False)(light_blur)
-    operator(uniform(0.3, 0.7), prepare=boxes, drawn=False)(light_low_pass)
+    operator(uniform(0.5, 2.0), prepare=OPERATORS["gaussian_blur"].prepare, drawn=False)(light_blur)
+    operator(uniform(0.3, 0.7), prepare=OPERATORS["fft_low_pass"].prepare, drawn=False)(light_low_pass)
     for name, (_, names) in CANDIDATES.items():
         PRESETS[name] = lambda count, generator, names=names: names(generator)
     try:
@@ -122,76 +116,45 @@ def registered() -> Iterator[None]:
                 del registry[name]
 
 
-LABELS = {"released": "the paper's", **{name: label for name, (label, _) in CANDIDATES.items()}}
+LABELS = {"released": "the paper's", "gentle": "the gate's", **{name: label for name, (label, _) in CANDIDATES.items()}}
 
 
 def run(o: argparse.Namespace) -> None:
     place = Place(o.store, o.data, weights=o.weights, device=o.device)
-    with registered(), o.rows.open("a") as file:
+    with registered():
         for task in read_tasks(o.tasks):
             if task.kind == "run" and (task.definition["method"], task.definition["predictor"]) == ("tent", "safer"):
                 for preset in o.presets:
-                    for row in measured(task.definition, place, preset):
-                        file.write(json.dumps(row, sort_keys=True) + "\n")
+                    write(o.rows, measured(task.definition, place, preset), _place)
                     print(task.label, preset, flush=True)
+
+
+def _place(row: Row) -> tuple[Any, ...]:
+    return row["views"], row["target"], row["attack_rate"], row["seed"], row.get("operator", "")
 
 
 def measured(what: Mapping[str, Any], place: Place, preset: str) -> list[Row]:
     """A row on the stream, and one for each operator of its views."""
-    domains, copies, _ = stream_of(what, place)
-    classifier = load(Task("source", "", what["source"]).path(place)).to(place.device)
-    classifier.accelerate(precision=what.get("precision", "float32"))
-    seen = Looker()
-    method = api.build(
-        classifier, "tent", "safer", options=what["options"], seed=what["stream"]["seed"], device=place.device,
-        predictor_options={"pipeline": {"preset": preset}, "mixing": seen},
-    )  # fmt: skip
     right: dict[str, list[float]] = defaultdict(list)
-    attacked, known = [], []
-    for batch in Stream(domains, StreamSpec(**what["stream"]), copies):
-        report, labels = method(batch.images).report, batch.labels
-        probs, base = report.view_probs.cpu(), report.weights.cpu()
-        alone = (probs.argmax(dim=-1) == labels).double().mean(dim=1)
-        for names, share in zip(report.pipelines, alone[1:].tolist(), strict=True):
+
+    def look(prediction: Prediction, batch: Batch) -> None:
+        """How well each view is read by itself."""
+        assert prediction.report.view_probs is not None
+        alone = (prediction.report.view_probs.argmax(dim=-1).cpu() == batch.labels).double().mean(dim=1)
+        for names, share in zip(prediction.report.pipelines, alone[1:].tolist(), strict=True):
             for name in set(names) - {"gaussian_noise"}:
                 right[name].append(100 * share)
-        attacked.append(batch.attacked)
-        known.append({side: _right(probs, weights(batch.attacked, base), labels) for side, weights in SIDES.items()})
-    evidence, who = torch.cat(seen.evidence), torch.cat(attacked)
+
+    options = {**what["predictor_options"], "pipeline": {"preset": preset}}
+    recording = recorded({**what, "predictor_options": options}, place, look=look)
+    evidence, attacked = recording.tensors["evidence.distance"], recording.tensors["attacked"]
     where = {"views": preset, "target": what["target"], **{k: what["stream"][k] for k in ("attack_rate", "seed")}}
-    accuracy = {side: 100 * float(torch.cat([batch[side] for batch in known]).double().mean()) for side in SIDES}
-    facts = {"accuracy": accuracy, "auroc": detection(evidence, who)}
-    clean = evidence[~who]
-    facts["clean"] = [float(clean.mean()), float(clean.std())] if len(clean) else None
-    return [{**where, **facts}] + [
+    found = described(evidence, attacked)
+    accuracies = {name: accuracy(recording, {}, name, None) for name in FIXED}
+    return [{**where, "accuracy": accuracies, "auroc": found and found["auroc"], "clean": found and found["clean"]}] + [
         {**where, "operator": name, "count": len(shares), "accuracy": statistics.mean(shares)}
         for name, shares in sorted(right.items())
     ]
-
-
-class Looker:
-    """A mixing that changes nothing, and keeps the evidence."""
-
-    least_views = 3
-
-    def __init__(self) -> None:
-        self.evidence: list[Tensor] = []
-
-    def mix(self, base_weights: Tensor, probs: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
-        self.evidence.append(by_distance(features.detach()).cpu())
-        return base_weights, torch.zeros_like(base_weights[0])
-
-
-def _fixed(name: str) -> Callable[[Tensor, Tensor], Tensor]:
-    alpha = FIXED[name]
-    return lambda attacked, base: base if alpha is None else with_original(alpha(attacked), torch.ones_like(base))
-
-
-SIDES = {name: _fixed(name) for name in FIXED}
-
-
-def _right(probs: Tensor, weights: Tensor, labels: Tensor) -> Tensor:
-    return (weights.unsqueeze(-1) * probs).sum(dim=0).argmax(dim=1) == labels
 
 
 def page(rows: Sequence[Row]) -> str:

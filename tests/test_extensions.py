@@ -113,7 +113,7 @@ def test_a_plan_runs_with_own_methods_and_attacks_and_again_when_they_change(hal
 
 
 def test_an_operator_of_ones_own_is_in_the_name_of_every_run(tmp_path):
-    """Both presets draw from all operators."""
+    """Presets draw from all operators."""
     file, plan = tmp_path / "gamma.py", tmp_path / "plan.toml"
     file.write_text(
         "from safer_tta.views import operator\n@operator()\ndef gamma(images, _):\n    return images**1.2\n"

@@ -40,13 +40,18 @@ def load(files: Iterable[str | Path]) -> None:
         if path not in _loaded:
             if not path.is_file() or path.suffix != ".py":
                 raise ValueError(f"extension {str(file)!r} is no Python file; expected one that registers something")
-            before, operators = _names(), len(views.OPERATORS)
+            before, operators = _names(), _drawn()
             content = _import(path)
-            _loaded[path] = Extension(content, frozenset(_names() - before), len(views.OPERATORS) > operators)
+            _loaded[path] = Extension(content, frozenset(_names() - before), _drawn() > operators)
 
 
 def _names() -> set[str]:
     return {name for registry in REGISTRIES for name in registry}
+
+
+def _drawn() -> int:
+    """Operators that presets draw from: one more changes every draw."""
+    return sum(operator.drawn for operator in views.OPERATORS.values())
 
 
 def _import(path: Path) -> str:

@@ -19,7 +19,7 @@ from torch import Tensor
 from .pooling import with_original
 
 FLOOR = 1e-6
-ATTACKED = 1.2  # spread of attacked originals' evidence; measured: 1.2 to 2.0 on the embedded data, 0.9 to 1.8 on PACS
+ATTACKED = 1.2  # spread of attacked originals' evidence; docs/beyond.md has what was measured
 # Attacked originals are expected to stray so far: with less everybody would be a little attacked, and with more a few
 # that stray far would make the others look harmless.
 LEAST, MOST = 1.0, 3.0
@@ -33,9 +33,9 @@ class Gate:
 
     alpha_clean: weight of an original that is surely clean.
     cost: how much worse it is to trust an attacked original than to do without a clean one.
-    teaches: whether methods learn from the gate's answer. If not, they learn from SAFER's own pooling as if there were
-        no gate: an attacked original that it lets through is answered with, but not learnt from. A method that answers
-        from what it has learnt alone, as T3A does, then answers as without the gate.
+    teaches: whether methods learn from the gate's answer. If not, they learn from the probabilities of SAFER's own
+        pooling as if there were no gate: an attacked original that it lets through is answered with, but its
+        probabilities are not learnt from. Features are another matter, see below.
     equal: whether the augmented views share the rest equally. If not, as the pooling rule weighs them; cc_drop leaves
         out the least reliable, on a clean batch one of the augmented, though the gate sees to the original.
     evidence: what an original's straying is compared with. "ratio": with how far the augmented views stray from each
@@ -43,7 +43,7 @@ class Gate:
         looked at twice, by distances and by angles. "distance": the mean of both comparisons, by distances alone.
     spread: standard deviation of clean originals' evidence.
     keeps: how much of what earlier batches have shown still counts a batch later; 0 remembers nothing.
-    usual: mean of clean originals' evidence. They lie a little apart from their augmented views, all of them smoothed.
+    usual: taken off the evidence. Clean originals lie a little apart from gentle views; docs/beyond.md says how far.
     features: what methods that compare features get. "gated": the original's where it is let in, the augmented views'
         where it is not; the mean of an original and its views is like neither. "pooled": as the pooling rule weighs
         them.

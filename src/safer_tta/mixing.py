@@ -31,7 +31,7 @@ class Mixer(Protocol):
     teaches, if there is one: whether methods learn from what it makes of the views (default) or from pooling alone.
     remembering(base_weights, probs, features, seen), if there is one, is asked instead of mix where `memory` says that
         it remembers so many numbers from batch to batch; it gives them anew as a third. A method's state has them.
-    pipeline, if there is one: the views it takes where the user asks for none.
+    pipeline, if there is one: the preset of the views it takes where the user names none.
     of_features(weights, base_weights), if there is one: weights (V,B) by which features are pooled, going by its own.
     """
 

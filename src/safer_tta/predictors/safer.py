@@ -20,7 +20,7 @@ from .. import pooling
 from ..models import Classifier
 from ..models import norm as norms
 from ..options import check
-from ..views import Draw, Pipeline
+from ..views import PRESETS, Draw, Pipeline
 from .base import Prediction, Predictor, Report, log_probabilities, probabilities
 
 
@@ -35,7 +35,7 @@ class Safer(Predictor):
         its time is longer, as every chunk is computed twice. Batch statistics are then those of each chunk, not of
         all views together.
     pipeline: "released", "paper", "gentle", a dict of Pipeline's arguments or a Pipeline: which operators a view is
-        made of. None: what the mixing asks for (the gate: "gentle"), else "released".
+        made of. None, or a dict without preset: what the mixing asks for (the gate: "gentle"), else "released".
     """
 
     def __init__(
@@ -56,7 +56,8 @@ class Safer(Predictor):
         pooling.check_rule(pool)
         if pipeline is not None and not isinstance(pipeline, str | Mapping | Pipeline):
             raise TypeError(
-                f"pipeline is {type(pipeline).__name__}; expected 'released', 'paper', a Pipeline or its arguments"
+                f"pipeline is {type(pipeline).__name__}; expected one of {', '.join(PRESETS)}, a Pipeline, its "
+                "arguments or None"
             )
         self.views, self.pool = int(views), pool
         self.chunk = None if chunk is None else int(chunk)
@@ -66,7 +67,7 @@ class Safer(Predictor):
                 f"views is {views}, too few for this mixing; expected at least {self.mixing.least_views}, or 0 for the "
                 "plain prediction"
             )
-        self.pipeline = _pipeline(getattr(self.mixing, "pipeline", "released") if pipeline is None else pipeline)
+        self.pipeline = _pipeline(pipeline, getattr(self.mixing, "pipeline", None) or "released")
         self._remember_afresh()
         self.repeats = chunk is None  # a second pass over a chunk is not part of any program
         self._warned = False
@@ -168,10 +169,12 @@ def _weighted(weights: Tensor, views: Tensor) -> Tensor:
     return (weights.unsqueeze(-1).to(views.dtype) * views).sum(dim=0)
 
 
-def _pipeline(given: str | Mapping[str, Any] | Pipeline) -> Pipeline:
+def _pipeline(given: str | Mapping[str, Any] | Pipeline | None, preset: str) -> Pipeline:
+    """What is asked for; of the mixing's preset where nothing is said of that."""
     if isinstance(given, Pipeline):
         return given
     if isinstance(given, str):
         return Pipeline(given)
-    check(Pipeline, given, "the pipeline")
-    return Pipeline(**given)
+    options = {"preset": preset, **(given or {})}
+    check(Pipeline, options, "the pipeline")
+    return Pipeline(**options)
