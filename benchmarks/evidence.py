@@ -76,7 +76,7 @@ def run(store: Path, out: Path, seeds: int = 3, targets: Sequence[str] = (), **s
 def _usual(what: Mapping[str, Any], study: Any) -> bool:
     """Of the streams of the main table: not one of the plan's other rates, budgets, batches or late attacks."""
     stream, attack = what["stream"], what["attack"]
-    batch = max(task.definition["stream"]["batch"] for task in study.tasks if task.kind == "run")
+    batch = statistics.mode(task.definition["stream"]["batch"] for task in study.tasks if task.kind == "run")
     return (
         (stream["draw"], stream["batch"]) == ("exact", batch)
         and stream["attack_rate"] in RATES

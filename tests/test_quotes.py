@@ -406,10 +406,8 @@ def test_where_the_gate_is_below_safer():
     assert list(below) == [(2, "photo", 100)]
     where = "attacked photos of seed 2"
     by = f"by {below[2, 'photo', 100]:.2f} points"
-    assert (
-        f"Of the {len(found)} streams of PACS under Tent that are measured the gate is below SAFER on one ({where}, {by})"
-        in prose("beyond.md")
-    )
+    said = f"Of the {len(found)} streams of PACS under Tent that are measured the gate is below SAFER on one"
+    assert f"{said} ({where}, {by})" in prose("beyond.md")
 
 
 def drawn_averages(predictor, preset):
@@ -526,6 +524,14 @@ def test_what_is_left_to_an_attacker_who_knows_the_gate():
     )
     said = prose("beyond.md")
     assert f"{drawn[0]} are left on the embedded sketches, of SAFER {drawn[1]};" in said
+    both = [[left["eot-synthetic", p, draws] for draws in (1, 4, 8)] for p in ("safer-gate", "safer")]
+    assert all(float(gate[:-2]) < float(safer[:-2]) for gate, safer in zip(*both, strict=True))
+    carried = {
+        row["predictor"]: f"{row['accuracy']:.1f} %"
+        for row in rows("eot-synthetic")
+        if row["attack"] == "pgd" and row["predictor_options"]["pool"] == "cc_drop"
+    }
+    assert f"even the transferred attack leaves less ({carried['safer-gate']}, of SAFER {carried['safer']})" in said
     assert f"with four draws {four[0]}, of SAFER {four[1]}, with one {one[0]} and {one[1]}." in said
     assert ("pacs", "safer-gate", 8) not in left  # "not measured with these views"
     (half,) = (
