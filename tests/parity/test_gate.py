@@ -370,6 +370,7 @@ def test_the_gate_takes_gentle_views_unless_told_otherwise():
     gentle, paper = views.Pipeline("gentle", max_operators=4), views.Pipeline("released", max_operators=3)
     assert Safer(net, mixing="gate").pipeline == gentle
     assert Safer(net, mixing="gate", pipeline="released").pipeline == paper
+    assert Safer(net, mixing="gate", pipeline={"max_operators": 2}).pipeline == views.Pipeline("gentle", 2)
     assert Safer(net, pipeline="gentle").pipeline == Safer(net, pipeline={"preset": "gentle"}).pipeline == gentle
     assert Safer(net).pipeline == Safer(net, mixing="sigmoid").pipeline == paper
 

@@ -18,8 +18,7 @@ from .side_by_side import run_all
 WORTHWHILE = 1_000_000  # values in a batch from which threads pay
 Preset = Callable[[int, Generator], list[str]]
 PRESETS: Registry[Preset] = Registry("preset")
-COUNTS: dict[str, int] = {}  # operators in a view, of presets that take another number than the paper's
-PAPERS = 3
+COUNTS = {"gentle": 4}  # operators in a view, of presets that take another number than the paper's three
 
 
 @dataclass(frozen=True)
@@ -100,7 +99,7 @@ class Pipeline:
         if self.preset not in PRESETS:
             raise ValueError(f"pipeline {self.preset!r} is unknown; expected one of {', '.join(PRESETS)}")
         if self.max_operators is None:
-            object.__setattr__(self, "max_operators", COUNTS.get(self.preset, PAPERS))  # frozen, but not made yet
+            object.__setattr__(self, "max_operators", COUNTS.get(self.preset, 3))  # frozen, but not made yet
         most = len(_drawn())
         if self.max_operators not in range(1, most + 1):
             raise ValueError(f"max_operators is {self.max_operators}; expected a number from 1 to {most}")
@@ -154,9 +153,6 @@ def gentle(count: int, generator: Generator) -> list[str]:
     others = [name for name in _drawn() if name not in (*first, *HARMLESS)]
     rest = _choose([*HARMLESS], len(HARMLESS), generator) + _choose(others, len(others), generator)
     return first + rest[: count - len(first) - len(last)] + last
-
-
-COUNTS["gentle"] = 4
 
 
 def _drawn() -> list[str]:
