@@ -384,6 +384,8 @@ def test_what_the_gates_judgement_costs():
     }
     costs = f"{ratios['resnet50']:.2f} times SAFER's step with ResNet-50, {ratios['resnet18']:.2f} with ResNet-18"
     assert costs in prose("beyond.md")
+    more = [f"{100 * (ratios[name] - 1):.0f} %" for name in ("resnet50", "resnet18")]
+    assert f"costs {more[0]} of a SAFER step with ResNet-50 and {more[1]} with ResNet-18" in prose("performance.md")
 
 
 def test_that_most_of_it_is_the_views():

@@ -14,10 +14,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from . import methods, mixing, pooling, predictors, views
+from . import methods, mixing, pooling, predictors
 from .attacks import ATTACKS
 from .data.store import digest
-from .views.pipeline import PRESETS
+from .views.pipeline import PRESETS, drawable
 
 ROOM = "safer_tta_extensions"
 REGISTRIES = (methods.METHODS, predictors.PREDICTORS, mixing.MIXINGS, pooling.RULES, PRESETS, ATTACKS)
@@ -27,7 +27,7 @@ REGISTRIES = (methods.METHODS, predictors.PREDICTORS, mixing.MIXINGS, pooling.RU
 class Extension:
     content: str  # a hash of it
     names: frozenset[str]  # of what it registers
-    everywhere: bool  # whether it has an operator, which changes every draw of views
+    everywhere: bool  # whether it has an operator that presets draw, which changes every draw of views
 
 
 _loaded: dict[Path, Extension] = {}
@@ -40,18 +40,13 @@ def load(files: Iterable[str | Path]) -> None:
         if path not in _loaded:
             if not path.is_file() or path.suffix != ".py":
                 raise ValueError(f"extension {str(file)!r} is no Python file; expected one that registers something")
-            before, operators = _names(), _drawn()
+            before, operators = _names(), drawable()
             content = _import(path)
-            _loaded[path] = Extension(content, frozenset(_names() - before), _drawn() > operators)
+            _loaded[path] = Extension(content, frozenset(_names() - before), drawable() != operators)
 
 
 def _names() -> set[str]:
     return {name for registry in REGISTRIES for name in registry}
-
-
-def _drawn() -> int:
-    """Operators that presets draw from: one more changes every draw."""
-    return sum(operator.drawn for operator in views.OPERATORS.values())
 
 
 def _import(path: Path) -> str:

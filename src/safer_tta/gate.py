@@ -44,9 +44,8 @@ class Gate:
     spread: standard deviation of clean originals' evidence.
     keeps: how much of what earlier batches have shown still counts a batch later; 0 remembers nothing.
     usual: taken off the evidence. Clean originals lie a little apart from gentle views; docs/beyond.md says how far.
-    features: what methods that compare features get. "gated": the original's where it is let in, the augmented views'
-        where it is not; the mean of an original and its views is like neither. "pooled": as the pooling rule weighs
-        them.
+    features: what methods that learn from features get. "gated": the original's where it is let in, the augmented
+        views' where it is not. "pooled": as the pooling rule weighs them.
     """
 
     alpha_clean: float = 0.5

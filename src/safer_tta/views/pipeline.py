@@ -100,7 +100,7 @@ class Pipeline:
             raise ValueError(f"pipeline {self.preset!r} is unknown; expected one of {', '.join(PRESETS)}")
         if self.max_operators is None:
             object.__setattr__(self, "max_operators", COUNTS.get(self.preset, 3))  # frozen, but not made yet
-        most = len(_drawn())
+        most = len(drawable())
         if self.max_operators not in range(1, most + 1):
             raise ValueError(f"max_operators is {self.max_operators}; expected a number from 1 to {most}")
 
@@ -124,7 +124,7 @@ def released(count: int, generator: Generator) -> list[str]:
     """Noise first, then one smoothing operator, then distinct ones from the rest in random order."""
     smoothing = _choose(_smoothing(), 1, generator)
     first = ["gaussian_noise", *smoothing] if count > 1 else smoothing
-    rest = [name for name in _drawn() if name not in first]
+    rest = [name for name in drawable() if name not in first]
     return first + _choose(rest, count - len(first), generator)
 
 
@@ -132,7 +132,7 @@ def released(count: int, generator: Generator) -> list[str]:
 def paper(count: int, generator: Generator) -> list[str]:
     """One smoothing operator and distinct others, all in random order; noise is not forced."""
     smoothing = _choose(_smoothing(), 1, generator)
-    chosen = smoothing + _choose([name for name in _drawn() if name not in smoothing], count - 1, generator)
+    chosen = smoothing + _choose([name for name in drawable() if name not in smoothing], count - 1, generator)
     return _choose(chosen, count, generator)
 
 
@@ -150,18 +150,18 @@ def gentle(count: int, generator: Generator) -> list[str]:
     smoothing = _choose(_smoothing(), 1, generator)
     first = ["gaussian_noise", *smoothing] if count > 1 else smoothing
     last = ["flip"] if count > 2 else []
-    others = [name for name in _drawn() if name not in (*first, *HARMLESS)]
+    others = [name for name in drawable() if name not in (*first, *HARMLESS)]
     rest = _choose([*HARMLESS], len(HARMLESS), generator) + _choose(others, len(others), generator)
     return first + rest[: count - len(first) - len(last)] + last
 
 
-def _drawn() -> list[str]:
+def drawable() -> list[str]:
     """The operators that presets draw from: the paper's, and those that users register."""
     return [name for name, operator in OPERATORS.items() if operator.drawn]
 
 
 def _smoothing() -> list[str]:
-    return [name for name in _drawn() if OPERATORS[name].smoothing]
+    return [name for name in drawable() if OPERATORS[name].smoothing]
 
 
 def _choose(names: list[str], count: int, generator: Generator) -> list[str]:
