@@ -45,7 +45,8 @@ class Gate:
     keeps: how much of what earlier batches have shown still counts a batch later; 0 remembers nothing.
     usual: taken off the evidence. Clean originals lie a little apart from gentle views; docs/beyond.md says how far.
     features: what methods that learn from features get. "gated": the original's where it is let in, the augmented
-        views' where it is not. "pooled": as the pooling rule weighs them.
+        views' where it is not, and as scores what the head reads off them. "pooled": as the pooling rule weighs them,
+        and the logarithm of pooled probabilities as scores.
     """
 
     alpha_clean: float = 0.5
@@ -86,6 +87,12 @@ class Gate:
         """The views it takes unless told otherwise. The paper's forgo accuracy that a gate could not make up for, and
         stray so far from each other that attacked originals show less."""
         return "gentle"
+
+    @property
+    def reads(self) -> bool:
+        """Whether scores that go with features are the head's own. A mean of probabilities is flatter than what any
+        view says, and a method that aligns features with flat scores makes them say less and less."""
+        return self.features == "gated"
 
     @property
     def memory(self) -> int:

@@ -33,6 +33,7 @@ class Mixer(Protocol):
         it remembers so many numbers from batch to batch; it gives them anew as a third. A method's state has them.
     pipeline, if there is one: the preset of the views it takes where the user names none.
     of_features(weights, base_weights), if there is one: weights (V,B) by which features are pooled, going by its own.
+    reads, if there is one: whether methods that learn from features get the head's scores of them (default: no).
     """
 
     @property

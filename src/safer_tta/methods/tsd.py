@@ -42,7 +42,7 @@ class TSD(Method):
         self.state.memory.update(supports.from_head(self.classifier.head))
 
     def forward(self, images: Tensor, draw: Any) -> tuple[Prediction, Tensor]:
-        prediction = self.predictor.lesson(images, draw)
+        prediction = self.predictor.lesson(images, draw, by_features=True)
         memory = supports.extended(self.state.memory, prediction, self.keep)
         prototypes = supports.prototypes(memory, self.classifier.num_classes)
         length = 1.0 if self.released else 2.0

@@ -47,6 +47,7 @@ class Prediction:
     """probs (B,K), logits (B,K), features (B,d), and a report on how they came about.
 
     lesson (B,K): probabilities to learn from, where they are not those to answer with; None in what a method returns
+    read (B,K): logits that go with the features, for methods that learn from those, where they are not the lesson's
     """
 
     probs: Tensor
@@ -55,6 +56,7 @@ class Prediction:
     report: Report = field(repr=False)
     kept: Mapping[str, Tensor] = field(default_factory=dict, repr=False)  # from a method's forward to its commit
     lesson: Tensor | None = field(default=None, repr=False)
+    read: Tensor | None = field(default=None, repr=False)
     answer: Tensor | None = field(default=None, repr=False)  # while the lesson stands in its place
     remembered: Tensor | None = field(default=None, repr=False)  # by the predictor, once the frame says so
 
@@ -63,17 +65,19 @@ class Prediction:
         """The most probable class of every image, (B,)."""
         return self.probs.argmax(dim=1)
 
-    def taught(self) -> Prediction:
+    def taught(self, *, by_features: bool = False) -> Prediction:
         """As a method sees it: the lesson in the place of the answer."""
-        if self.lesson is None:
+        if by_features and self.read is not None:
+            probs, logits = probabilities(self.read), self.read
+        elif self.lesson is not None:
+            probs, logits = self.lesson, log_probabilities(self.lesson)
+        else:
             return self
-        return dataclasses.replace(
-            self, probs=self.lesson, logits=log_probabilities(self.lesson), lesson=None, answer=self.probs
-        )
+        return dataclasses.replace(self, probs=probs, logits=logits, lesson=None, read=None, answer=self.probs)
 
     def answered(self) -> Prediction:
         """As a user sees it: the answer where the lesson stood, and nothing of what the method keeps for itself."""
-        bare = dataclasses.replace(self, lesson=None, answer=None, kept={}, remembered=None)
+        bare = dataclasses.replace(self, lesson=None, read=None, answer=None, kept={}, remembered=None)
         if self.answer is None:
             return bare
         return dataclasses.replace(bare, probs=self.answer, logits=log_probabilities(self.answer))
@@ -140,9 +144,12 @@ class Predictor:
         with contextlib.nullcontext() if track else self.classifier.untracked():
             return self.predict(self.to_model(images), draw)
 
-    def lesson(self, images: Tensor, draw: Draw | None = None, *, track: bool = True) -> Prediction:
-        """What a method learns from: the prediction, unless the predictor has better to teach than it answers."""
-        return self(images, draw, track=track).taught()
+    def lesson(
+        self, images: Tensor, draw: Draw | None = None, *, track: bool = True, by_features: bool = False
+    ) -> Prediction:
+        """What a method learns from: the prediction, unless the predictor has better to teach than it answers.
+        by_features: for a method that learns from features, with the scores that go with them."""
+        return self(images, draw, track=track).taught(by_features=by_features)
 
     def remember(self, prediction: Prediction) -> None:
         """Add to the memory what was seen in making a prediction. The frame of a method does so once for every batch

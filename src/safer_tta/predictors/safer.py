@@ -116,14 +116,18 @@ class Safer(Predictor):
             view_probs=probs,
             pipelines=draw.names,
         )
-        mean = _weighted(weights, probs)
-        logits = logits[0] if len(views) == 1 else log_probabilities(mean)
-        teaches = len(views) == 1 or getattr(self.mixing, "teaches", True)
-        lesson = None if teaches else _weighted(pooled.weights, probs)
         # The paper's mixing is about the answer, not about what features say: those are pooled with the base weights.
         of_features = getattr(self.mixing, "of_features", lambda weights, base_weights: base_weights)
-        pooled_features = _weighted(of_features(weights, pooled.weights), features)
-        return Prediction(mean, logits, pooled_features, report, lesson=lesson, remembered=now)
+        shares = of_features(weights, pooled.weights)
+        mean, pooled_features = _weighted(weights, probs), _weighted(shares, features)
+        if len(views) == 1:
+            return Prediction(mean, logits[0], pooled_features, report, remembered=now)
+        lesson = None if getattr(self.mixing, "teaches", True) else _weighted(pooled.weights, probs)
+        # The head is linear: what it makes of pooled features is what it makes of every view's, pooled.
+        read = _weighted(shares, logits) if getattr(self.mixing, "reads", False) else None
+        return Prediction(
+            mean, log_probabilities(mean), pooled_features, report, lesson=lesson, read=read, remembered=now
+        )
 
     def _through(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """All views through the classifier: at once, or chunk by chunk."""
