@@ -39,6 +39,7 @@ ROWS = (
     Row("Tent", "tent", "plain", {}),
     Row("Tent + SAFER", "tent", "safer", {}),
     Row("Tent + SAFER-A", "tent", "safer-a", {}),
+    Row("Tent + SAFER, the gate", "tent", "safer-gate", {}),
 )
 
 
@@ -70,7 +71,7 @@ def run_demo(folder: Path, *, target: str = "sketch", seed: int = 0) -> Demo:
         store = ArrayStore(folder / "attacked")
         attacked = attacked_copies(domain, surrogate, store, source=digest_file(path), seed=seed, progress=tick)
     setting = Setting((domain,), (attacked,), THREAT, source_path)
-    with progress("five methods at five attack rates") as tick:
+    with progress("six ways to answer at five attack rates") as tick:
         rows = _rows(setting, folder / "runs", seed, tick)
     with atomic_write(folder / "results.jsonl") as file:
         file.writelines(json.dumps(row, sort_keys=True).encode() + b"\n" for row in rows.values())

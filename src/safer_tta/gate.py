@@ -90,8 +90,8 @@ class Gate:
 
     @property
     def reads(self) -> bool:
-        """Whether scores that go with features are the head's own. A mean of probabilities is flatter than what any
-        view says, and a method that aligns features with flat scores makes them say less and less."""
+        """Whether scores that go with features are the head's own. A mean of probabilities is flatter than what its
+        views say, and features that a method aligns with it are pulled between the classes."""
         return self.features == "gated"
 
     @property

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from safer_tta import Safer, mixing, pooling, views
+from safer_tta import Safer, methods, mixing, pooling, views
 from safer_tta.gate import EVIDENCE, Gate, log_odds
 from safer_tta.models import zoo
 
@@ -363,6 +363,57 @@ def test_features_that_are_handed_on(images):
     torch.testing.assert_close(prediction.features, expected)
     assert not Gate().of_features(weights, weights).requires_grad
     assert weights.requires_grad
+
+
+@pytest.fixture
+def gated(images):
+    """A predictor with the gate, and what it predicts where some originals are let in and others are not."""
+    torch.manual_seed(0)
+    predictor = Safer(zoo.create("small", num_classes=7).eval(), mixing="gate", seed=0)
+    return predictor, predictor(images, predictor.draw(images))
+
+
+def test_scores_that_go_with_features_are_the_heads(gated):
+    predictor, prediction = gated
+    lesson = prediction.taught(by_features=True)
+    torch.testing.assert_close(lesson.logits, predictor.classifier.head(prediction.features))
+    torch.testing.assert_close(lesson.probs, lesson.logits.softmax(dim=1))
+    assert not torch.allclose(lesson.probs, prediction.taught().probs, atol=1e-3)
+    answer = lesson.answered()
+    assert torch.equal(answer.probs, prediction.probs)
+    assert torch.equal(answer.logits, prediction.logits)
+    assert lesson.read is answer.read is None
+
+
+@pytest.mark.parametrize("mixing", [None, "sigmoid", {"name": "gate", "features": "pooled"}, "no views"])
+def test_others_hand_features_on_with_the_scores_that_all_methods_get(mixing, images):
+    options = {"views": 0, "mixing": "gate"} if mixing == "no views" else {"mixing": mixing}
+    predictor = Safer(zoo.create("small", num_classes=7).eval(), seed=0, **options)
+    draw = predictor.draw(images)
+    lesson, by_features = (predictor.lesson(images, draw, by_features=asked) for asked in (False, True))
+    assert torch.equal(lesson.logits, by_features.logits)
+    assert torch.equal(lesson.features, by_features.features)
+
+
+def test_tsd_learns_from_features_and_the_heads_scores_of_them(gated, images):
+    """Its objective, from the features that the gate lets in, written out."""
+    predictor, _ = gated
+    method = methods.create("tsd", predictor)
+    draw = predictor.draw(images)
+    prediction = predictor(images, draw, track=False)
+    _, loss = method.forward(images, draw)
+    features = prediction.features.detach()
+    scores = features @ predictor.classifier.head.weight.T + predictor.classifier.head.bias
+    memory = method.state.memory
+    kept = torch.cat([memory["features"], features]), torch.cat([memory["labels"], scores.argmax(1)])
+    assert len(kept[0]) <= method.keep  # none is dropped
+    prototypes = torch.stack([
+        sum((z / z.norm() for z, label in zip(*kept, strict=True) if label == k), torch.zeros(features.shape[1]))
+        for k in range(7)
+    ])  # fmt: skip
+    similar = torch.nn.functional.cosine_similarity(features[:, None], prototypes[None], dim=2)
+    said, target = similar.log_softmax(1), scores.log_softmax(1)
+    torch.testing.assert_close(loss, (said.exp() * (said - target)).sum(1).mean())
 
 
 def test_the_gate_takes_gentle_views_unless_told_otherwise():
