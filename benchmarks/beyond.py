@@ -79,8 +79,7 @@ def page(embedded: Path, first: Path, sixth: Path, pacs: Path, eot: Path, record
     views, measured = read(recorded), read(pacs)
     now, second, third, fourth = (Kept(measured, gate) for gate in (GATE, SECOND, THIRD, FOURTH))
     fifth = Kept(measured, FIFTH, [row for row in views if row["views"] == "released"])
-    # Under other methods the sixth is the gate of now, and its rows are named like those of now.
-    before = Kept([*(row for row in measured if row["predictor"] != "safer-gate"), *read(sixth)], GATE)
+    before = sixth_version(measured, read(sixth))
     drawn = Kept([row for _, row in found], GATE).rows
     parts = [
         now.measured(), now.lines(), replayed(views, OWN, "the gate's views"),
@@ -89,7 +88,7 @@ def page(embedded: Path, first: Path, sixth: Path, pacs: Path, eot: Path, record
         "## An attacker who knows it (embedded data, seed 0)\n", known(read(eot)),
         "## An attacker who knows it (PACS, Art Painting, 128 images, seed 0)\n",
         known([row for row in now.rows if row["defined_by"]["images"] == 128]),
-        now.rates(), now.late(), before.lines(" (sixth version)"),
+        now.rates(), now.late(), before.measured(" (sixth version)"), before.lines(" (sixth version)"),
         fifth.lines(" (fifth version)"), replayed(views, "released", "the paper's views"),
         fourth.lines(" (fourth version)"), third.lines(" (third version)"),
         second.measured(" (second version)"), second.lines(" (second version)"),
@@ -259,6 +258,11 @@ class Kept:
             if found:
                 text.append(f"| Tent{added} | {found[50]} | {found[100]} |")
         return "\n".join(text) + "\n"
+
+
+def sixth_version(rows: Sequence[Row], sixth: Sequence[Row]) -> Kept:
+    """Under other methods than TSD it is the gate of now, and its rows are named like those of now."""
+    return Kept([*(row for row in rows if row["predictor"] != "safer-gate"), *sixth], GATE)
 
 
 def _of(row: Row, gate: Row) -> bool:

@@ -1,7 +1,8 @@
-"""Every method on {plain, safer, safer-gate} at {0, 50, 100 %}, embedded data; rows as JSON Lines, the page from them.
+"""Every method on {plain, safer, safer-gate} at {0, 50, 100 %}, embedded data; rows as JSON Lines, tables from them.
 
 python benchmarks/methods.py run --seed 0 --out docs/results/methods-0.jsonl     # once per seed
-python benchmarks/methods.py page docs/results/methods-*.jsonl > docs/results/methods.md
+python benchmarks/methods.py page docs/results/methods-[012].jsonl               # a table of what these rows are of
+python benchmarks/methods.py page docs/results/methods-gate.jsonl
 """
 
 from __future__ import annotations
@@ -54,28 +55,27 @@ def run(seed: int, out: Path, device: str, target: str, limit: int, names: list[
 
 def page(rows: list[dict]) -> str:
     seeds, first = sorted({row["seed"] for row in rows}), rows[0]
+    predictors = [name for name in PREDICTORS if any(row["predictor"] == name for row in rows)]
+    several = f"mean ± standard deviation over seeds {', '.join(map(str, seeds))}" if len(seeds) > 1 else f"seed {seeds[0]}"
     lines = [
-        "# Every method on the embedded data",
-        "",
         f"Target {first['target']}, {first['images']} images a stream, batches of {first['batch']}, PGD 8/255 on a "
-        f"surrogate; accuracy in %, mean ± standard deviation over seeds {', '.join(map(str, seeds))}. "
-        f"Measured on {first['device']} with torch {first['versions']['torch']}.",
+        f"surrogate; accuracy in %, {several}. Measured on {first['device']} with torch {first['versions']['torch']}.",
         "",
         "| method | "
-        + " | ".join(f"{name} 0 % | 50 % | 100 %" for name in PREDICTORS)
+        + " | ".join(f"{name} 0 % | 50 % | 100 %" for name in predictors)
         + " | ms/step "
-        + " | ".join(PREDICTORS)
+        + " | ".join(predictors)
         + " |",
-        "|---" * (1 + 4 * len(PREDICTORS)) + "|",
+        "|---" * (1 + 4 * len(predictors)) + "|",
     ]
     for name in (name for name in NAMES if any(row["method"] == name for row in rows)):
         cells = []
-        for predictor in PREDICTORS:
+        for predictor in predictors:
             for rate in RATES:
                 found = _of(rows, name, predictor, rate, "accuracy")
-                spread = statistics.stdev(found) if len(found) > 1 else 0.0
-                cells.append(f"{statistics.mean(found):.1f} ± {spread:.1f}" if found else "not measured")
-        taken = [_of(rows, name, predictor, 0, "ms_per_step") for predictor in PREDICTORS]
+                spread = f" ± {statistics.stdev(found):.1f}" if len(found) > 1 else ""
+                cells.append(f"{statistics.mean(found):.1f}{spread}" if found else "not measured")
+        taken = [_of(rows, name, predictor, 0, "ms_per_step") for predictor in predictors]
         times = [f"{statistics.median(values):.0f}" if values else "–" for values in taken]
         lines.append(f"| {name} | " + " | ".join([*cells, *times]) + " |")
     return "\n".join(lines) + "\n"

@@ -208,10 +208,17 @@ def without_empty_rows(plan: Any, found: Sequence[Found]) -> Any:
 
 
 def to_do(cells: Sequence[Any], found: Sequence[Found]) -> str:
-    """The rows and targets of which nothing is shown."""
-    seen = {name for cell, _ in found for name in (cell.row.label, cell.target)}
-    missing = dict.fromkeys(name for cell in cells for name in (cell.row.label, cell.target) if name not in seen)
-    return f" Still to be measured: {', '.join(missing)}." if missing else ""
+    """The rows and targets of which nothing is shown, and the holes in tables of something varied."""
+    done = [cell for cell, _ in found]
+    seen = {name for cell in done for name in (cell.row.label, cell.target)}
+    places = {(cell.grid, cell.target, cell.seed) for cell in done}
+    missing = [name for cell in cells for name in (cell.row.label, cell.target) if name not in seen]
+    missing += [
+        f"{cell.row.label} ({', '.join(map(str, cell.varied.values()))})"
+        for cell in cells
+        if cell.varied and (cell.grid, cell.target, cell.seed) in places and cell.row.label in seen and cell not in done
+    ]
+    return f" Still to be measured: {', '.join(dict.fromkeys(missing))}." if missing else ""
 
 
 def furthest(found: Sequence[Found]) -> tuple[list[Found], str]:

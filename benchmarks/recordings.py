@@ -1,7 +1,7 @@
 """What a gate has to go by, recorded: the views' answers and how far they stray, under a method that learns from
-SAFER's own pooling. A gate that only answers (`teaches=False`) changes nothing there, unless the method learns from
-features that the gate lets in (TSD, T3A, TeSLA; not with `features="pooled"`). So whatever such a gate would have said
-follows from a recording, to the last bit and without a GPU.
+SAFER's own pooling. A gate that only answers (`teaches=False`) changes nothing there, unless the method aligns features
+that the gate lets in (TSD; not with `features="pooled"`). So whatever such a gate would have said follows from a
+recording, to the last bit and without a GPU.
 
 As an extension it gives the bench one more kind of task, made once like any other:
 

@@ -35,7 +35,7 @@ class Gate:
     cost: how much worse it is to trust an attacked original than to do without a clean one.
     teaches: whether methods learn from the gate's answer. If not, they learn from the probabilities of SAFER's own
         pooling as if there were no gate: an attacked original that it lets through is answered with, but its
-        probabilities are not learnt from. Features are another matter, see below.
+        probabilities are not learnt from. TSD is another matter, see features.
     equal: whether the augmented views share the rest equally. If not, as the pooling rule weighs them; cc_drop leaves
         out the least reliable, on a clean batch one of the augmented, though the gate sees to the original.
     evidence: what an original's straying is compared with. "ratio": with how far the augmented views stray from each
@@ -44,9 +44,9 @@ class Gate:
     spread: standard deviation of clean originals' evidence.
     keeps: how much of what earlier batches have shown still counts a batch later; 0 remembers nothing.
     usual: taken off the evidence. Clean originals lie a little apart from gentle views; docs/beyond.md says how far.
-    features: what methods that learn from features get. "gated": the original's where it is let in, the augmented
-        views' where it is not, and as scores what the head reads off them. "pooled": as the pooling rule weighs them,
-        and the logarithm of pooled probabilities as scores.
+    features: what a method learns from that aligns features with what is said of them (TSD). "gated": the original's
+        where it is let in, the augmented views' where it is not, with the head's own scores of them, whatever `teaches`
+        says. "pooled": as every other method, features and scores as the pooling rule weighs them.
     """
 
     alpha_clean: float = 0.5
@@ -89,12 +89,6 @@ class Gate:
         return "gentle"
 
     @property
-    def reads(self) -> bool:
-        """Whether scores that go with features are the head's own. A mean of probabilities is flatter than what its
-        views say, and features that a method aligns with it are pulled between the classes."""
-        return self.features == "gated"
-
-    @property
     def memory(self) -> int:
         """How many numbers it remembers from batch to batch."""
         return SEEN if self.keeps else 0
@@ -122,11 +116,11 @@ class Gate:
         shares = torch.ones_like(base_weights) if self.equal else base_weights
         return with_original(alpha.to(base_weights.dtype), shares), torch.sigmoid(odds), seen
 
-    def of_features(self, weights: Tensor, base_weights: Tensor) -> Tensor:
-        """By which features are pooled (V,B), going by the weights (V,B) of answers and of the pooling rule. Nothing is
-        learnt by letting more in."""
+    def of_features(self, weights: Tensor, base_weights: Tensor) -> Tensor | None:
+        """By which views' features, and the head's scores of them, are weighed where features are learnt from (V,B);
+        going by the weights of answers and of the pooling rule. Nothing is learnt by letting more in."""
         if self.features == "pooled" or len(weights) == 1:
-            return base_weights
+            return None
         let_in = (weights[0].detach() / max(self.alpha_clean, FLOOR)).clamp(max=1)
         return with_original(let_in, torch.ones_like(base_weights))
 

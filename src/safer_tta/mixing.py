@@ -32,8 +32,8 @@ class Mixer(Protocol):
     remembering(base_weights, probs, features, seen), if there is one, is asked instead of mix where `memory` says that
         it remembers so many numbers from batch to batch; it gives them anew as a third. A method's state has them.
     pipeline, if there is one: the preset of the views it takes where the user names none.
-    of_features(weights, base_weights), if there is one: weights (V,B) by which features are pooled, going by its own.
-    reads, if there is one: whether methods that learn from features get the head's scores of them (default: no).
+    of_features(weights, base_weights), if there is one: weights (V,B) of the features that a method learns from which
+        aligns features with scores, and of the head's scores of these; None: as pooled for every other method.
     """
 
     @property

@@ -346,8 +346,8 @@ def test_features_are_the_originals_where_it_is_let_in_and_the_views_where_not(a
         let_in = clean / (clean + gate.cost * (1 - clean)) if alpha_clean else 0.0
         assert found[0, b].item() == pytest.approx(let_in, abs=1e-4)
         assert found[1:, b].numpy() == pytest.approx(np.full(V - 1, (1 - let_in) / (V - 1)), abs=1e-4)
-    assert torch.equal(Gate(features="pooled").of_features(weights, base), base)
-    assert torch.equal(gate.of_features(weights[:1], base[:1]), base[:1])
+    assert Gate(features="pooled").of_features(weights, base) is None
+    assert gate.of_features(weights[:1], base[:1]) is None
 
 
 def test_features_that_are_handed_on(images):
@@ -360,14 +360,16 @@ def test_features_that_are_handed_on(images):
     weights = prediction.report.weights
     let_in = (weights[0] / 0.5)[:, None]
     expected = let_in * features[0] + (1 - let_in) * features[1:].mean(dim=0)
-    torch.testing.assert_close(prediction.features, expected)
+    torch.testing.assert_close(prediction.aligned, expected)
+    pooled = pooling.weights("cc_drop", prediction.report.view_probs, features)
+    torch.testing.assert_close(prediction.features, (pooled[..., None] * features).sum(dim=0))
     assert not Gate().of_features(weights, weights).requires_grad
     assert weights.requires_grad
 
 
 @pytest.fixture
 def gated(images):
-    """A predictor with the gate, and what it predicts where some originals are let in and others are not."""
+    """A predictor with the gate, and what it predicts."""
     torch.manual_seed(0)
     predictor = Safer(zoo.create("small", num_classes=7).eval(), mixing="gate", seed=0)
     return predictor, predictor(images, predictor.draw(images))
@@ -376,13 +378,15 @@ def gated(images):
 def test_scores_that_go_with_features_are_the_heads(gated):
     predictor, prediction = gated
     lesson = prediction.taught(by_features=True)
-    torch.testing.assert_close(lesson.logits, predictor.classifier.head(prediction.features))
+    torch.testing.assert_close(lesson.logits, predictor.classifier.head(lesson.features))
+    assert torch.equal(lesson.features, prediction.aligned)
+    assert not torch.allclose(lesson.features, prediction.features, atol=1e-3)
     torch.testing.assert_close(lesson.probs, lesson.logits.softmax(dim=1))
     assert not torch.allclose(lesson.probs, prediction.taught().probs, atol=1e-3)
     answer = lesson.answered()
     assert torch.equal(answer.probs, prediction.probs)
     assert torch.equal(answer.logits, prediction.logits)
-    assert lesson.read is answer.read is None
+    assert lesson.aligned is lesson.read is answer.aligned is answer.read is None
 
 
 @pytest.mark.parametrize("mixing", [None, "sigmoid", {"name": "gate", "features": "pooled"}, "no views"])
@@ -402,7 +406,7 @@ def test_tsd_learns_from_features_and_the_heads_scores_of_them(gated, images):
     draw = predictor.draw(images)
     prediction = predictor(images, draw, track=False)
     _, loss = method.forward(images, draw)
-    features = prediction.features.detach()
+    features = prediction.aligned.detach()
     scores = features @ predictor.classifier.head.weight.T + predictor.classifier.head.bias
     memory = method.state.memory
     kept = torch.cat([memory["features"], features]), torch.cat([memory["labels"], scores.argmax(1)])

@@ -35,7 +35,7 @@ class T3A(Method):
         self.state.memory.update(supports.from_head(self.classifier.head))
 
     def forward(self, images: Tensor, draw: Any) -> tuple[Prediction, None]:
-        prediction = self.predictor.lesson(images, draw, by_features=True)
+        prediction = self.predictor.lesson(images, draw)
         memory = supports.extended(self.state.memory, prediction, self.keep)
         prototypes = F.normalize(supports.prototypes(memory, self.classifier.num_classes), dim=1)
         logits = prediction.features @ prototypes.T

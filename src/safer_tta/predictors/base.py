@@ -47,7 +47,8 @@ class Prediction:
     """probs (B,K), logits (B,K), features (B,d), and a report on how they came about.
 
     lesson (B,K): probabilities to learn from, where they are not those to answer with; None in what a method returns
-    read (B,K): logits that go with the features, for methods that learn from those, where they are not the lesson's
+    aligned (B,d) and read (B,K): features and the head's scores of them, for methods that align the one with the
+        other; where they are not the features and the lesson
     """
 
     probs: Tensor
@@ -56,6 +57,7 @@ class Prediction:
     report: Report = field(repr=False)
     kept: Mapping[str, Tensor] = field(default_factory=dict, repr=False)  # from a method's forward to its commit
     lesson: Tensor | None = field(default=None, repr=False)
+    aligned: Tensor | None = field(default=None, repr=False)
     read: Tensor | None = field(default=None, repr=False)
     answer: Tensor | None = field(default=None, repr=False)  # while the lesson stands in its place
     remembered: Tensor | None = field(default=None, repr=False)  # by the predictor, once the frame says so
@@ -67,24 +69,29 @@ class Prediction:
 
     def taught(self, *, by_features: bool = False) -> Prediction:
         """As a method sees it: the lesson in the place of the answer."""
-        if by_features and self.read is not None:
-            probs, logits = probabilities(self.read), self.read
+        if by_features and self.aligned is not None and self.read is not None:
+            features, probs, logits = self.aligned, probabilities(self.read), self.read
         elif self.lesson is not None:
-            probs, logits = self.lesson, log_probabilities(self.lesson)
+            features, probs, logits = self.features, self.lesson, log_probabilities(self.lesson)
         else:
             return self
-        return dataclasses.replace(self, probs=probs, logits=logits, lesson=None, read=None, answer=self.probs)
+        bare = self._without_lessons(answer=self.probs)
+        return dataclasses.replace(bare, features=features, probs=probs, logits=logits)
 
     def answered(self) -> Prediction:
         """As a user sees it: the answer where the lesson stood, and nothing of what the method keeps for itself."""
-        bare = dataclasses.replace(self, lesson=None, read=None, answer=None, kept={}, remembered=None)
+        bare = dataclasses.replace(self._without_lessons(), kept={}, remembered=None)
         if self.answer is None:
             return bare
         return dataclasses.replace(bare, probs=self.answer, logits=log_probabilities(self.answer))
 
     def saying(self, logits: Tensor, *, lesson: Tensor | None = None) -> Prediction:
         """With an answer of a method's own making in the place of the predictor's."""
-        return dataclasses.replace(self, logits=logits, probs=logits.softmax(dim=1), lesson=lesson, answer=None)
+        bare = self._without_lessons()
+        return dataclasses.replace(bare, logits=logits, probs=logits.softmax(dim=1), lesson=lesson)
+
+    def _without_lessons(self, answer: Tensor | None = None) -> Prediction:
+        return dataclasses.replace(self, lesson=None, aligned=None, read=None, answer=answer)
 
     def detach(self) -> Prediction:
         """The same numbers without the graph that made them."""
@@ -148,7 +155,7 @@ class Predictor:
         self, images: Tensor, draw: Draw | None = None, *, track: bool = True, by_features: bool = False
     ) -> Prediction:
         """What a method learns from: the prediction, unless the predictor has better to teach than it answers.
-        by_features: for a method that learns from features, with the scores that go with them."""
+        by_features: for a method that aligns features with what is said of them."""
         return self(images, draw, track=track).taught(by_features=by_features)
 
     def remember(self, prediction: Prediction) -> None:

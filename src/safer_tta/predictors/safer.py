@@ -116,18 +116,19 @@ class Safer(Predictor):
             view_probs=probs,
             pipelines=draw.names,
         )
-        # The paper's mixing is about the answer, not about what features say: those are pooled with the base weights.
-        of_features = getattr(self.mixing, "of_features", lambda weights, base_weights: base_weights)
-        shares = of_features(weights, pooled.weights)
-        mean, pooled_features = _weighted(weights, probs), _weighted(shares, features)
+        # A mixing is about the answer, not about what features say: those are pooled with the base weights.
+        mean, pooled_features = _weighted(weights, probs), _weighted(pooled.weights, features)
         if len(views) == 1:
             return Prediction(mean, logits[0], pooled_features, report, remembered=now)
         lesson = None if getattr(self.mixing, "teaches", True) else _weighted(pooled.weights, probs)
+        of_features = getattr(self.mixing, "of_features", lambda weights, base_weights: None)
+        shares = of_features(weights, pooled.weights)
         # The head is linear: what it makes of pooled features is what it makes of every view's, pooled.
-        read = _weighted(shares, logits) if getattr(self.mixing, "reads", False) else None
+        aligned, read = (None if shares is None else _weighted(shares, said) for said in (features, logits))
         return Prediction(
-            mean, log_probabilities(mean), pooled_features, report, lesson=lesson, read=read, remembered=now
-        )
+            mean, log_probabilities(mean), pooled_features, report,
+            lesson=lesson, aligned=aligned, read=read, remembered=now,
+        )  # fmt: skip
 
     def _through(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """All views through the classifier: at once, or chunk by chunk."""
