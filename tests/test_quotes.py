@@ -296,7 +296,15 @@ def test_what_the_gate_gives_under_every_method_on_embedded_sketches():
         rate: {method: found[method, "safer-gate", rate] - found[method, "safer", rate] for method, _, _ in found}
         for rate in (0, 50, 100)
     }
-    GAINED
+    others = [figure for method, figure in gained[0].items() if method != "tesla"]
+    clean = f"it is {min(others):.1f} to {max(others):.1f} points above SAFER under all methods but `tesla`"
+    assert f"Clean {clean} ({signed(gained[0]['tesla'], 1)})." in said
+    above = {method: figure for method, figure in gained[100].items() if figure > 0}
+    below = {method: -figure for method, figure in gained[100].items() if figure <= 0}
+    assert above.keys() == {"note", "sotta", "t3a", "none", "rotta", "tsd"}
+    worst = below.pop("tesla")
+    assert f"(by {min(above.values()):.1f} to {max(above.values()):.1f}) and below under the others" in said
+    assert f"by {min(below.values()):.1f} to {max(below.values()):.1f} and under `tesla` by {worst:.1f}." in said
 
 
 # --- the gate on PACS -----------------------------------------------------------------------------------------------
@@ -321,8 +329,8 @@ def gap(seeds, targets, rate, to="safer", version="GATE", method="tent"):
     return gate - other
 
 
-def signed(value):
-    return f"{value:+.2f}".replace("-", "−")
+def signed(value, digits=2):
+    return f"{value:+.{digits}f}".replace("-", "−")
 
 
 def three_lines(seeds, version="GATE", method="tent", targets=TARGETS):
