@@ -56,8 +56,8 @@ def run(seed: int, out: Path, device: str, target: str, limit: int, names: list[
 def page(rows: list[dict]) -> str:
     seeds, first = sorted({row["seed"] for row in rows}), rows[0]
     predictors = [name for name in PREDICTORS if any(row["predictor"] == name for row in rows)]
-    which = f"mean ± standard deviation over seeds {', '.join(map(str, seeds))}"
-    which = which if len(seeds) > 1 else f"seed {seeds[0]}"
+    names = ", ".join(map(str, seeds))
+    which = f"mean ± standard deviation over seeds {names}" if len(seeds) > 1 else f"seed {names}"
     lines = [
         f"Target {first['target']}, {first['images']} images a stream, batches of {first['batch']}, PGD 8/255 on a "
         f"surrogate; accuracy in %, {which}. Measured on {first['device']} with torch {first['versions']['torch']}.",
