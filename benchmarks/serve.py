@@ -1,27 +1,25 @@
-"""What the service adds to the library: the same batches to `safer serve` over loopback and to a method in this
-process, taking turns; then many streams at once. Rows as JSON Lines, the page from the rows.
+"""Measure what the service adds to the library, and many streams at once.
 
-python benchmarks/serve.py run --out docs/results/serve-cpu.jsonl
-python benchmarks/serve.py page docs/results/serve-*.jsonl
+The same batches go to `safer serve` over loopback and to a method in this process, taking turns.
+
+python benchmarks/serve.py --out demo/serve.csv
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import platform
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
+from rows import Row, append, machine
 
 import safer_tta
 from safer_tta.client import Client
@@ -30,30 +28,29 @@ from safer_tta.guards import Guard
 from safer_tta.serve.server import Service
 from safer_tta.training import source_recipe, train_source
 
-Row = dict[str, Any]
+FIELDS = (
+    "section", "what", "streams", "batch", "rounds", "requests", "p50_ms", "p99_ms", "ratio", "images_per_s",
+    "machine", "torch",
+)  # fmt: skip
 
 
-def run(o: argparse.Namespace) -> None:
+def run(options: argparse.Namespace) -> None:
     safer_tta.keep_freed_memory()
-    with tempfile.TemporaryDirectory() as folder, open(o.out, "a") as file:
+    with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / "source.safetensors"
         train_source(open_dataset("synthetic", count=200), "sketch", source_recipe("synthetic", steps=30), model)
-        process, url = started(model, Path(folder) / "served", o.port)
+        process, url = start(model, Path(folder) / "served", options.port)
         try:
-            for row in [*latency(o, model, url), *throughput(o, url)]:
-                told = {
-                    **row,
-                    "machine": f"CPU {platform.machine()}, {os.cpu_count()} cores",
-                    "torch": torch.__version__,
-                }
-                file.write(json.dumps(told) + "\n")
+            for row in [*latency(options, model, url), *throughput(options, url)]:
+                append(options.out, FIELDS, {**row, "machine": machine(), "torch": torch.__version__})
                 print(row)
         finally:
             process.terminate()
             process.wait()
 
 
-def started(model: Path, folder: Path, port: int) -> tuple[subprocess.Popen[bytes], str]:
+def start(model: Path, folder: Path, port: int) -> tuple[subprocess.Popen[bytes], str]:
+    """Start the service and return its process and address once it answers."""
     settings = ["--model", str(model), "--folder", str(folder), "--side", "64", "--port", str(port), "--rate", "1e6"]
     process = subprocess.Popen([sys.executable, "-m", "safer_tta.cli", "serve", *settings])
     url = f"http://127.0.0.1:{port}"
@@ -67,96 +64,73 @@ def pictures(size: int, seed: int) -> np.ndarray:
     return np.ascontiguousarray(images[np.random.default_rng(seed).integers(len(images), size=size)])
 
 
-def latency(o: argparse.Namespace, model: Path, url: str) -> list[Row]:
-    """One client: the library, the library under guard, the service; in turns."""
+def milliseconds(function: Callable[[], object]) -> float:
+    begun = time.perf_counter()
+    function()
+    return 1e3 * (time.perf_counter() - begun)
+
+
+def latency(options: argparse.Namespace, model: Path, url: str) -> list[Row]:
+    """Measure one client: the library, the library under guard and the service, in turns."""
     build = Service(model=model, folder=Path("unused"), side=64).build
     bare, guarded = build(), Guard(build(), least_agreement=0)
     times: dict[str, list[float]] = {"library": [], "library under guard": [], "service": []}
     with Client(url) as client:
         client.create("latency")
-        for number in range(o.rounds + 2):
-            images = pictures(o.batch, number)
-            for name, ask in (
-                ("library", lambda x=images: bare(torch.from_numpy(x))),
-                ("library under guard", lambda x=images: guarded(torch.from_numpy(x))),
-                ("service", lambda x=images: client.send("latency", x)),
-            ):
-                begun = time.perf_counter()
-                ask()
-                if number >= 2:
-                    times[name].append(1e3 * (time.perf_counter() - begun))
+        for number in range(options.rounds + 2):
+            images = pictures(options.batch, number)
+            taken = {
+                "library": milliseconds(lambda x=images: bare(torch.from_numpy(x))),
+                "library under guard": milliseconds(lambda x=images: guarded(torch.from_numpy(x))),
+                "service": milliseconds(lambda x=images: client.send("latency", x)),
+            }
+            for name in times if number >= 2 else ():
+                times[name].append(taken[name])
     rows = []
-    for name, taken in times.items():
-        ratio = statistics.median(a / b for a, b in zip(taken, times["library"], strict=True))
-        row = {"section": "latency", "what": name, "batch": o.batch, "rounds": o.rounds}
-        rows.append({**row, **percentiles(taken), "ratio": ratio})
+    for name, taken_by in times.items():
+        ratio = statistics.median(a / b for a, b in zip(taken_by, times["library"], strict=True))
+        row = {"section": "latency", "what": name, "batch": options.batch, "rounds": options.rounds}
+        rows.append({**row, **percentiles(taken_by), "ratio": ratio})
     return rows
 
 
 def percentiles(taken: list[float]) -> Row:
-    """Of what was seen: never beyond the slowest."""
+    """Return the median and the 99th percentile, which is never beyond the slowest."""
     hundredths = statistics.quantiles(taken, n=100, method="inclusive")
     return {"p50_ms": hundredths[49], "p99_ms": hundredths[98]}
 
 
-def throughput(o: argparse.Namespace, url: str) -> list[Row]:
-    """Many streams at once, each with a client of its own."""
-    rows, batches = [], [pictures(o.batch, number) for number in range(8)]
-    for streams in o.streams:
-        each = max(2, o.requests // streams)
+def throughput(options: argparse.Namespace, url: str) -> list[Row]:
+    """Measure many streams at once, each with a client of its own."""
+    rows, batches = [], [pictures(options.batch, number) for number in range(8)]
+    for streams in options.streams:
+        each = max(2, options.requests // streams)
         taken: list[float] = []
 
         def talk(name: str, each: int = each, taken: list[float] = taken) -> None:
             with Client(url, retries=100) as client:
                 client.create(name)
                 for number in range(each):
-                    begun = time.perf_counter()
-                    client.send(name, batches[number % len(batches)])
-                    taken.append(1e3 * (time.perf_counter() - begun))
+                    taken.append(milliseconds(lambda n=number: client.send(name, batches[n % len(batches)])))
 
         begun = time.perf_counter()
         with ThreadPoolExecutor(streams) as threads:
-            list(threads.map(talk, [f"load-{streams}-{n}" for n in range(streams)]))  # raises what one of them raised
+            list(threads.map(talk, [f"load-{streams}-{n}" for n in range(streams)]))  # raises what a thread raised
         seconds = time.perf_counter() - begun
-        row = {"section": "throughput", "streams": streams, "batch": o.batch, "requests": len(taken)}
-        rows.append({**row, "images_per_s": o.batch * len(taken) / seconds, **percentiles(taken)})
+        row = {"section": "throughput", "streams": streams, "batch": options.batch, "requests": len(taken)}
+        rows.append({**row, "images_per_s": options.batch * len(taken) / seconds, **percentiles(taken)})
     return rows
-
-
-HEADERS = {
-    "latency": ("what", "batch", "p50_ms", "p99_ms", "ratio", "rounds"),
-    "throughput": ("streams", "batch", "images_per_s", "p50_ms", "p99_ms", "requests"),
-}
-
-
-def page(rows: list[Row]) -> str:
-    lines = [f"## The service: {rows[0]['machine']}, torch {rows[0]['torch']}", ""]
-    for section, columns in HEADERS.items():
-        lines += [f"### {(latency if section == 'latency' else throughput).__doc__}", ""]
-        lines += [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
-        for row in (row for row in rows if row["section"] == section):
-            shown = (f"{row[c]:.2f}" if isinstance(row[c], float) else str(row[c]) for c in columns)
-            lines.append(f"| {' | '.join(shown)} |")
-        lines.append("")
-    return "\n".join(lines)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(dest="command", required=True)
-    runner = commands.add_parser("run")
-    runner.add_argument("--out", type=Path, required=True)
-    runner.add_argument("--batch", type=int, default=64)
-    runner.add_argument("--rounds", type=int, default=60)
-    runner.add_argument("--requests", type=int, default=128)
-    runner.add_argument("--streams", type=int, nargs="*", default=[1, 8, 64], help="at once")
-    runner.add_argument("--port", type=int, default=8099)
-    commands.add_parser("page").add_argument("rows", nargs="+", type=Path)
-    o = parser.parse_args()
-    if o.command == "run":
-        run(o)
-    else:
-        sys.stdout.write(page([json.loads(line) for path in o.rows for line in path.read_text().splitlines()]))
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--requests", type=int, default=128)
+    parser.add_argument("--streams", type=int, nargs="*", default=[1, 8, 64], help="how many at once")
+    parser.add_argument("--port", type=int, default=8099)
+    run(parser.parse_args())
 
 
 if __name__ == "__main__":

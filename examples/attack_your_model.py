@@ -1,12 +1,11 @@
-"""Attack a model and see what adaptation makes of it: Tent alone, behind SAFER, and behind SAFER with the gate.
+"""Attack a model and compare how Tent adapts on its own, on SAFER and on SAFER-G.
 
-The attacker never sees the deployed model: it trains a surrogate of its own on images like the target's, and attacks
-that. Such perturbations transfer.
+The attacker never sees the deployed model. It trains a surrogate on images like the target's and attacks that; the
+perturbations transfer.
 """
 
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,16 +18,16 @@ from safer_tta.training import source_recipe, surrogate_recipe, train_source, tr
 
 TARGET = "photo"
 RATES = (0, 50, 100)  # percent of every batch
-SETTINGS: dict[str, dict[str, Any]] = {
-    "none": {"method": "none", "safer": False},
-    "Tent": {"method": "tent", "safer": False},
-    "Tent + SAFER": {"method": "tent", "safer": True},
-    "Tent + SAFER, gate": {"method": "tent", "safer": {"mixing": "gate"}},
+SETTINGS = {  # a method and a predictor
+    "none": ("none", "plain"),
+    "Tent": ("tent", "plain"),
+    "Tent + SAFER": ("tent", "safer"),
+    "Tent + SAFER-G": ("tent", "safer-g"),
 }
 
 
 def attack(surrogate: safer_tta.Classifier, domain: Domain) -> NDArray[np.uint8]:
-    """Every image of the domain, perturbed by at most 8 of 255 levels: ten steps, where the paper takes twenty."""
+    """Perturb every image of the domain by at most 8 of 255 levels, with ten steps instead of the paper's twenty."""
     generator = torch.Generator().manual_seed(0)
     images, labels = torch.from_numpy(domain.images), torch.from_numpy(domain.labels)
     parts = zip(images.split(64), labels.split(64), strict=True)
@@ -38,7 +37,7 @@ def attack(surrogate: safer_tta.Classifier, domain: Domain) -> NDArray[np.uint8]
 
 @torch.no_grad()
 def fooled(classifier: safer_tta.Classifier, images: NDArray[np.uint8], labels: NDArray[np.int64]) -> float:
-    """Percent of images that a model without any adaptation gets wrong."""
+    """Return the percentage of images that the model gets wrong without adaptation."""
     _, logits = classifier(torch.from_numpy(images) / 255)
     return 100 * float((logits.argmax(dim=1) != torch.from_numpy(labels)).float().mean())
 
@@ -51,7 +50,7 @@ def accuracy(method: safer_tta.Method, stream: Stream) -> float:
 def main() -> None:
     dataset = open_dataset("synthetic", count=320)
     domain = dataset.domain(TARGET)
-    # Few steps at a high rate; `safer demo` trains for longer.
+    # Few steps at a high learning rate; `safer demo` trains for longer.
     with tempfile.TemporaryDirectory() as folder:
         recipe = source_recipe("synthetic", steps=80, batch=16, lr=2e-3)
         source = train_source(dataset, TARGET, recipe, Path(folder) / "source.safetensors")
@@ -66,10 +65,10 @@ def main() -> None:
         print(f"  {name:12} wrong on {clean:5.1f} % of the images, on {hit:5.1f} % of the attacked ones")
 
     print(f"\n{f'accuracy on {TARGET}, %':20}" + "".join(f"{rate:>5} % attacked" for rate in RATES))
-    for label, setting in SETTINGS.items():
-        # The same stream for every row; a new wrapper for every cell, as each starts from the source model.
+    for label, (method, predictor) in SETTINGS.items():
+        # Every row sees the same streams, and every cell starts from the source model.
         streams = [Stream([domain], StreamSpec(attack_rate=rate), [attacked]) for rate in RATES]
-        figures = [accuracy(safer_tta.adapt(source, seed=0, **setting), stream) for stream in streams]
+        figures = [accuracy(safer_tta.adapt(source, method, predictor, seed=0), stream) for stream in streams]
         print(f"{label:20}" + "".join(f"{figure:16.1f}" for figure in figures))
 
 

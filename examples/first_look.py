@@ -1,6 +1,6 @@
-"""The three lines, and what a report says: how the views' weights change when images are perturbed.
+"""Adapt in three lines and read the report: how suspicion and the weights of views change when images are perturbed.
 
-Nothing is trained here: a pretrained network with a fresh head has features to compare views by, and no answers yet.
+Nothing is trained here. A pretrained network with a new head has features to compare views by, which is enough.
 """
 
 import torch
@@ -15,18 +15,17 @@ BATCH = 32
 
 
 def perturbed(images: Tensor) -> Tensor:
-    """Every value up or down by as much: smoothing takes most of it away, so only view 0 carries it in full."""
+    """Move every value up or down by the same amount. Smoothing removes most of it, so only view 0 keeps it all."""
     signs = torch.randn(images.shape, generator=torch.Generator().manual_seed(0)).sign()
     return (images + 0.2 * signs).clamp(0, 1)
 
 
 def show(kind: str, prediction: safer_tta.Prediction) -> None:
     report = prediction.report
-    print(f"{kind}: mean suspicion {report.signal.mean():.3f}")
+    print(f"{kind}: mean suspicion {report.suspicion.mean():.3f}")
     for view, name in enumerate(["the image itself", *(" → ".join(operators) for operators in report.pipelines)]):
-        dropped = "  dropped" if view == int(report.dropped) else ""
         figures = f"reliability {report.reliability[view]:6.3f}  weight {report.weights[view, 0]:.3f}"
-        print(f"  view {view}  {figures}  {name}{dropped}")
+        print(f"  view {view}  {figures}  {name}")
 
 
 def main() -> None:
@@ -35,7 +34,7 @@ def main() -> None:
     pictures = open_dataset("synthetic", count=4 * BATCH).domain("photo").images
     batches = (torch.from_numpy(pictures) / 255).split(BATCH)
 
-    adapted = safer_tta.adapt(model, "tent", seed=0)
+    adapted = safer_tta.adapt(model, seed=0)
     share: dict[str, list[float]] = {"clean": [], "perturbed": []}
     for number, images in enumerate(batches):
         kind = "clean" if number < 2 else "perturbed"

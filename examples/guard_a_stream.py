@@ -1,7 +1,8 @@
 """A camera fails for a while: what Tent learns from the garbage, and what a `Guard` does about it.
 
-Two failures. A stuck camera sends one picture with sensor noise: all answers become one class, and the guard notices.
-Pure noise is answered with several classes, so for long nothing looks wrong; but a rollback can be asked for.
+There are two failures. A stuck camera sends one picture with sensor noise: all answers become one class, and the guard
+notices. Pure noise is answered with several classes, so nothing looks wrong for a long time, but you can ask for a
+rollback.
 """
 
 import tempfile
@@ -19,7 +20,7 @@ from safer_tta.training import source_recipe, train_source
 
 TARGET = "sketch"
 CLEAN, GARBAGE, HELD_OUT = 20, 24, 6  # batches
-LR = 0.03  # far above the usual rate: a short script then shows what a long stream does slowly
+LR = 0.03  # far above the usual rate, to show in a short script what a long stream does slowly
 
 
 def stuck(domain: Domain) -> Iterator[Tensor]:
@@ -35,28 +36,28 @@ def pure_noise(domain: Domain) -> Iterator[Tensor]:
 
 
 def accuracy(guard: Guard, batches: list[Batch]) -> float:
-    """On images kept aside, without learning from them."""
+    """Return the accuracy on held-out images, without learning from them."""
     right = torch.cat([guard.predict(batch.images).labels == batch.labels for batch in batches])
     return 100 * float(right.float().mean())
 
 
-def tell(guard: Guard, batches: list[Batch], when: str) -> None:
+def show(guard: Guard, batches: list[Batch], when: str) -> None:
     health = ", ".join(f"{name} {count}" for name, count in guard.counters.items() if count)
     print(f"  {when:24} {accuracy(guard, batches):5.1f} %   {health}{'   frozen' if guard.frozen else ''}")
 
 
 def watch(guard: Guard, garbage: Iterator[Tensor], clean: list[Batch], held_out: list[Batch]) -> None:
-    """Clean batches, then garbage. Every answer carries the counters too, in prediction.report.health."""
+    """Stream clean batches, then garbage. Every answer has the counters in prediction.report.health."""
     for batch in clean:
         guard(batch.images)
-    tell(guard, held_out, "after clean batches")
+    show(guard, held_out, "after clean batches")
     seen = 0
     for number, images in enumerate(islice(garbage, GARBAGE), start=1):
         health = guard(images).report.health
         if health["collapses"] > seen:
             seen = health["collapses"]
             print(f"    garbage batch {number}: collapse found, policy {guard.policy}")
-    tell(guard, held_out, "after garbage")
+    show(guard, held_out, "after garbage")
 
 
 def main() -> None:
@@ -68,16 +69,16 @@ def main() -> None:
     batches = list(Stream([domain], StreamSpec(batch=32)))
     clean, held_out = batches[:CLEAN], batches[CLEAN : CLEAN + HELD_OUT]
 
-    for policy in ("warn", "rollback", "freeze"):  # "warn" only counts, so it shows what goes on without a guard
+    for policy in ("warn", "rollback", "freeze"):  # "warn" only counts: this is what happens without a guard
         print(f"a stuck camera, policy {policy}: accuracy on held-out images, and the counters")
-        guard = Guard(safer_tta.adapt(source, "tent", safer=False, seed=0, lr=LR), policy=policy)
+        guard = Guard(safer_tta.adapt(source, "tent", "plain", seed=0, lr=LR), policy=policy)
         watch(guard, stuck(domain), clean, held_out)
 
     print("pure noise, policy rollback")
-    guard = Guard(safer_tta.adapt(source, "tent", safer=False, seed=0, lr=LR), policy="rollback")
+    guard = Guard(safer_tta.adapt(source, "tent", "plain", seed=0, lr=LR), policy="rollback")
     watch(guard, pure_noise(domain), clean, held_out)
-    guard.rollback()  # passes over states that no longer know the stream's first images
-    tell(guard, held_out, "after guard.rollback()")
+    guard.rollback()  # skips states that no longer answer the stream's first images as before
+    show(guard, held_out, "after guard.rollback()")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Balanced entropy: make every single answer certain, and the answers of the stream as a whole varied.
+"""Balanced entropy: make every answer certain, and the answers of the stream as a whole varied.
 
-A method of one's own in one file: a class and a decorator, and `adapt` knows it.
-Objective: mean over the batch of H(p), minus H of the running mean of the stream's predictions. Scale and shift of the
-normalisation layers learn, with batch statistics.
+A method of your own is one file with one class and one decorator; `adapt` then knows its name.
+Objective: mean over the batch of H(p), minus H of the running mean of the stream's predictions. The scale and shift of
+the normalisation layers learn, with batch statistics.
 """
 
 import tempfile
@@ -15,44 +15,39 @@ from torch import Tensor
 import safer_tta
 from safer_tta import methods
 from safer_tta.data import Stream, StreamSpec, open_dataset
-from safer_tta.methods.losses import entropy
 from safer_tta.models.norm import use_batch_statistics
 from safer_tta.training import source_recipe, train_source
 
 TARGET = "painting"
-LR = 0.03  # far above the usual rate: the stream is short
+LR = 0.03  # far above the usual rate, because the stream is short
+
+
+def entropy(probs: Tensor) -> Tensor:
+    return torch.special.entr(probs.clamp_min(1e-6)).sum(dim=-1)
 
 
 @methods.register("balanced")
 class Balanced(methods.Method):
-    updates = "norm"  # which parameters learn; the optimiser is made for them
-
-    def __init__(self, predictor: safer_tta.Predictor, *, lr: float = 1e-3, momentum: float = 0.5) -> None:
-        if not 0 <= momentum < 1:
-            raise ValueError(f"momentum is {momentum}; expected a number in [0,1)")
-        self.momentum = momentum
-        super().__init__(predictor, lr=lr)
+    updates = "norm"  # which parameters learn
+    lr: float = methods.option(1e-3, methods.positive)
+    momentum: float = methods.option(0.5, methods.share)
 
     def prepare(self) -> None:
         use_batch_statistics(self.classifier.norms())
-        # Declared here, a memory is part of the state: reset, save, load and a guard's rollback know it.
+        # A memory that is declared here belongs to the state: reset, save, load and a guard's rollback include it.
         classes = self.classifier.num_classes
         self.state.memory["mean"] = self.classifier.head.weight.new_full((classes,), 1 / classes)
 
-    def forward(self, images: Tensor, draw: Any) -> tuple[safer_tta.Prediction, Tensor]:
-        """Writes nothing: it may be called twice for one batch. The predictor may be the plain model or SAFER."""
-        prediction = self.predictor.lesson(images, draw)
-        mean = self._with(prediction)
-        variety = -(mean * mean.clamp_min(1e-6).log()).sum()
-        return prediction, entropy(prediction.logits).mean() - variety
+    def forward(self, images: Tensor, draw: Any) -> methods.Step:
+        """Compute the loss. This writes nothing, because it may be called twice for one batch."""
+        seen = self.predictor.look(images, draw)
+        probs = seen.lesson.probs
+        mean = self.momentum * self.state.memory["mean"] + (1 - self.momentum) * probs.mean(dim=0)
+        return methods.Step(seen, entropy(probs).mean() - entropy(mean), kept={"mean": mean})
 
-    def commit(self, images: Tensor, prediction: safer_tta.Prediction) -> None:
-        """Only after a healthy step."""
-        self.state.memory["mean"] = self._with(prediction)
-
-    def _with(self, prediction: safer_tta.Prediction) -> Tensor:
-        """The running mean with this batch in it."""
-        return self.momentum * self.state.memory["mean"] + (1 - self.momentum) * prediction.probs.mean(dim=0)
+    def commit(self, images: Tensor, step: methods.Step) -> None:
+        """Write the memory. This runs only after a healthy step."""
+        self.state.memory["mean"] = step.kept["mean"]
 
 
 def accuracy(method: methods.Method, stream: Stream) -> float:
@@ -68,16 +63,17 @@ def main() -> None:
     stream = Stream([dataset.domain(TARGET)], StreamSpec(batch=40))
 
     print(f"balanced: {methods.describe('balanced')['what']}\n")  # the first line of the file
-    print(f"{f'accuracy on {TARGET}, %':24}{'plain':>8}{'SAFER':>8}")
+    predictors = ("plain", "safer-g")
+    print(f"{f'accuracy on {TARGET}, %':24}" + "".join(f"{predictor:>8}" for predictor in predictors))
     for name in ("tent", "balanced"):
-        figures = [accuracy(safer_tta.adapt(source, name, safer, seed=0, lr=LR), stream) for safer in (False, True)]
+        figures = [accuracy(safer_tta.adapt(source, name, p, seed=0, lr=LR), stream) for p in predictors]
         print(f"{name:24}" + "".join(f"{figure:8.1f}" for figure in figures))
 
-    # Options are keyword arguments of the class; a wrong one is named.
+    # Options are keyword arguments. An unknown one is refused by name.
     adapted = safer_tta.adapt(source, "balanced", seed=0, momentum=0.8)
     try:
         safer_tta.adapt(source, "balanced", momentun=0.8)
-    except TypeError as error:
+    except safer_tta.SaferError as error:
         print(f"\nrefused: {error}")
 
     # What the base class does with the declared memory.

@@ -1,4 +1,4 @@
-"""A network of your own: declare its normalisation, adapt it, read the report, save the state and go on later."""
+"""Your own network: declare its normalisation, adapt it, read the report, save the state and continue later."""
 
 import tempfile
 from pathlib import Path
@@ -16,13 +16,13 @@ TARGET = "painting"
 
 
 class OwnNet(nn.Module):
-    """Any module that ends in a linear layer will do. This one has a second linear layer, so the head is named."""
+    """A network with two linear layers, so the head must be named. Any module that ends in a linear layer works."""
 
     def __init__(self, classes: int) -> None:
         super().__init__()
         self.backbone = zoo.create("small", weights=SHIPPED, num_classes=1)  # pretrained on letters and digits
         self.scores = nn.Linear(self.backbone.fc.in_features, classes)
-        self.turned = nn.Linear(self.backbone.fc.in_features, 4)  # of some other task; forward does not use it
+        self.other_task = nn.Linear(self.backbone.fc.in_features, 4)  # forward does not use it
         self.backbone.fc = nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -30,7 +30,7 @@ class OwnNet(nn.Module):
 
 
 def train(dataset: Dataset, steps: int = 80) -> tuple[OwnNet, list[float], list[float]]:
-    """An ordinary training loop on all domains but the target; the network sees normalised images."""
+    """Train on normalised images of all domains except the target, in an ordinary loop."""
     domains = [dataset.domain(name) for name in dataset.domains if name != TARGET]
     images = torch.cat([torch.from_numpy(d.images) for d in domains]).float() / 255
     labels = torch.cat([torch.from_numpy(d.labels) for d in domains])
@@ -48,23 +48,22 @@ def train(dataset: Dataset, steps: int = 80) -> tuple[OwnNet, list[float], list[
 
 
 def accuracy(method: safer_tta.Method, batches: list[Batch]) -> float:
-    """Adapts while it answers, as a stream does."""
+    """Return the accuracy in percent of a method that adapts while it answers."""
     answers = torch.cat([prediction.labels for prediction in method.stream(batches)])
     return 100 * float((answers == torch.cat([batch.labels for batch in batches])).float().mean())
 
 
 def show(prediction: safer_tta.Prediction, label: int, classes: tuple[str, ...]) -> None:
-    """The first image of a batch: what was answered, and why."""
+    """Print the answer to the first image of a batch and the reasons for it."""
     report = prediction.report
     answer = int(prediction.labels[0])
     answered = f"answered {classes[answer]} ({prediction.probs[0, answer]:.2f})"
-    print(f"a {classes[label]}, {answered}, suspicion {report.signal[0]:.3f}")
+    print(f"a {classes[label]}, {answered}, suspicion {report.suspicion[0]:.3f}")
     names = ["original", *(" → ".join(operators) for operators in report.pipelines)]
     for view, name in enumerate(names):
         says = classes[int(report.view_probs[view, 0].argmax())]
-        dropped = "  dropped" if view == int(report.dropped) else ""
         figures = f"reliability {report.reliability[view]:6.3f}  weight {report.weights[view, 0]:.3f}"
-        print(f"  {figures}  says {says:8}  {name}{dropped}")
+        print(f"  {figures}  says {says:8}  {name}")
 
 
 def main() -> None:
@@ -77,30 +76,30 @@ def main() -> None:
     batches = list(Stream([dataset.domain(TARGET)], StreamSpec(batch=40)))
     adapted = safer_tta.adapt(wrapped, "tent", seed=0)
     print(f"accuracy on {TARGET}, %")
-    print(f"  {accuracy(safer_tta.adapt(undeclared, 'none', safer=False), batches):5.1f}  normalisation not declared")
-    print(f"  {accuracy(safer_tta.adapt(wrapped, 'none', safer=False), batches):5.1f}  declared")
-    print(f"  {accuracy(adapted, batches):5.1f}  declared, and adapted with Tent + SAFER")
+    print(f"  {accuracy(safer_tta.adapt(undeclared, 'none', 'plain'), batches):5.1f}  normalisation not declared")
+    print(f"  {accuracy(safer_tta.adapt(wrapped, 'none', 'plain'), batches):5.1f}  declared")
+    print(f"  {accuracy(adapted, batches):5.1f}  declared, and adapted with Tent on SAFER-G")
 
-    # Images come as they are, in [0,1] or as bytes: normalised ones are refused, not normalised twice.
+    # Pass images in [0,1] or as bytes. Normalised images are refused, so that they are not normalised twice.
     try:
         adapted(wrapped.normalise(batches[0].images / 255))
-    except ValueError as error:
+    except safer_tta.SaferError as error:
         print(f"refused: {error}\n")
 
-    # Half of the stream, then a file; another process would wrap the same model and load it.
+    # Adapt to half of the stream and save. Another process would wrap the same model and load the file.
     adapted.reset()
     *_, prediction = adapted.stream(batches[:4])
     show(prediction, int(batches[3].labels[0]), dataset.classes)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "stream.safetensors"
         adapted.save(path)
-        later = safer_tta.adapt(wrapped, "tent", seed=1).load(path)  # the generator is in the file, whatever the seed
+        later = safer_tta.adapt(wrapped, "tent", seed=1).load(path)  # the file holds the generator too, so this seed is replaced
         print(f"\nsaved {path.stat().st_size} bytes; the model itself is not in the file")
     pairs = zip(adapted.stream(batches[4:]), later.stream(batches[4:]), strict=True)
     print(f"continued, both answer the same: {all(torch.equal(one.probs, two.probs) for one, two in pairs)}")
 
-    # Out again as a plain module, which takes normalised images as before. Tent's batch norms keep to the statistics of
-    # each batch, in eval mode too: answer batches with it, not single images.
+    # Export a plain module, which takes normalised images as before. After Tent its batch norms use the statistics of
+    # each batch, in eval mode too, so pass it batches and not single images.
     exported = adapted.export()
     with torch.no_grad():
         scores = exported(wrapped.normalise(batches[0].images / 255))

@@ -140,7 +140,7 @@ def images() -> Tensor:
 @pytest.fixture(scope="session")
 def source_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model to serve, trained once for all rooms of the service."""
-    from tests.serving import trained
+    from tests.serve.helpers import trained
 
     return trained(tmp_path_factory.mktemp("model") / "source.safetensors")
 
@@ -160,16 +160,19 @@ def photographs(count: int = 6, side: int = 60, kind: str = "*") -> Tensor:
     return torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2).float() / 255
 
 
-# By their defaults these wait for 64 images, or for answers surer or newer than those of `small_net`. The memories are
-# small enough to overflow before a stream ends, and RDumb starts over within one.
+# By their defaults these wait for 64 images, or for answers surer or newer than those of `small_net`, or make more views
+# than a test needs. The memories are small enough to overflow before a stream ends, and RDumb starts over within one.
 LEARNING: dict[str, dict[str, float]] = {
+    "cotta": {"threshold": 1.1, "versions": 2},
     "eata": {"margin": 1.0, "redundancy": 1.0},
+    "memo": {"copies": 2},
     "note": {"every": 6, "capacity": 10},
     "pl": {"threshold": 0.3},
     "rdumb": {"every": 3},
     "rotta": {"every": 6, "capacity": 10},
     "sar": {"margin": 1.0},
     "sotta": {"threshold": 0.3, "every": 6, "capacity": 10},
+    "tesla": {"easy_views": 1},
 }
 
 

@@ -20,10 +20,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from safer_tta import engines
+from safer_tta import executors as engines
 from safer_tta.bench import drawings, plan, tables
 from safer_tta.bench.publish import publish
-from safer_tta.bench.published import FILES, published
+from safer_tta.bench.paper import FILES, published
 from safer_tta.bench.results import Results, without
 from safer_tta.bench.sinks import create
 from safer_tta.bench.study import estimate, prepare, states

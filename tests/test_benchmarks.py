@@ -12,7 +12,7 @@ import pytest
 
 from safer_tta import mixing
 from safer_tta.views import PRESETS
-from tests.serving import free_port
+from tests.serve.helpers import free_port
 from tests.test_results import ROOT, benchmark
 
 TINY = {

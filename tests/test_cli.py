@@ -47,7 +47,7 @@ def test_methods_are_listed():
     ("arguments", "says"),
     [
         (("attack", "--target", "sketch", "--surrogate", "nowhere", "--store", "."), "nowhere"),
-        (("train", "source", "--target", "clipart", "--out", "x"), "no domain 'clipart'"),
+        (("train", "source", "--target", "clipart", "--out", "x"), "domain 'clipart' is unknown"),
         (("train", "source", "--target", "sketch", "--out", "x", "--data", "/nowhere"), "not a folder"),
         (("run", "--target", "sketch", "--model", "nowhere", "--store", "."), "nowhere"),
         (("run", "--target", "sketch", "--model", "x", "--store", ".", "--attack-rate", "50"), "--surrogate"),

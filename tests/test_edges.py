@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import safer_tta
 from safer_tta import Mixing, Safer, mixing, pooling
 from safer_tta.methods import METHODS
-from safer_tta.methods.own_views import CHAIN, augmix, strong
+from safer_tta.methods._frame.augmentations import CHAIN, augmix, strong
 from safer_tta.views import OPERATORS
 from tests.conftest import LEARNING, batches, classifier, learnt, same, small_net
 
@@ -464,11 +464,11 @@ def test_head_that_cannot_be_found():
 )
 def test_options_that_cannot_work_are_refused_by_name(method, options):
     with pytest.raises(ValueError, match=f"{next(iter(options))} is .*expected"):
-        safer_tta.adapt(small_net(), method, safer=False, **options)
+        safer_tta.adapt(small_net(), method, "plain", **options)
 
 
 def test_one_image_that_cannot_be_answered_does_not_spoil_t3a_for_the_others(images):
-    adapted = safer_tta.adapt(small_net(), "t3a", safer=False, seed=0, validate=False)
+    adapted = safer_tta.adapt(small_net(), "t3a", "plain", seed=0, validate=False)
     spoilt = images.clone()
     spoilt[0] = torch.nan
     answer = adapted(spoilt).probs
@@ -619,7 +619,7 @@ def test_a_model_by_the_path_of_its_file():
 
 
 def test_a_cell_that_defines_a_method_may_run_twice_and_nobody_else():
-    from safer_tta.methods.registry import METHODS, describe, register
+    from safer_tta.methods._frame.registry import METHODS, describe, register
 
     def cell(module: str) -> None:
         made = type("Mine", (METHODS["none"],), {"__module__": module})
@@ -737,7 +737,7 @@ def test_a_model_that_returns_no_scores_is_told_so(model, images):
 
 
 def test_a_method_that_updates_what_there_is_not_is_refused():
-    from safer_tta.methods.registry import METHODS, register
+    from safer_tta.methods._frame.registry import METHODS, register
 
     with pytest.raises(ValueError, match="updates is 'norms'; expected one of none, norm, features, all"):
         register("typo")(type("Typo", (METHODS["none"],), {"updates": "norms"}))
@@ -745,7 +745,7 @@ def test_a_method_that_updates_what_there_is_not_is_refused():
 
 
 def test_of_several_methods_in_a_file_each_says_what_it_is():
-    from safer_tta.methods.registry import METHODS, describe, register
+    from safer_tta.methods._frame.registry import METHODS, describe, register
 
     text = 'Mine: learns from everything.\n\nSomebody et al., "Everything", CONF 2026.\n'
     register("cited")(type("Cited", (METHODS["none"],), {"__doc__": text, "__module__": __name__}))
@@ -757,7 +757,7 @@ def test_of_several_methods_in_a_file_each_says_what_it_is():
 
 
 def test_a_method_that_takes_any_option_takes_any_option(model, images):
-    from safer_tta.methods.registry import METHODS, register, settings
+    from safer_tta.methods._frame.registry import METHODS, register, settings
 
     class Any_(METHODS["tent"]):  # noqa: N801 - a name for the registry alone
         def __init__(self, predictor, **options):

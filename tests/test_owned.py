@@ -7,7 +7,7 @@ import torch
 
 import safer_tta
 from safer_tta import methods
-from safer_tta.anchor import Anchor
+from safer_tta.guards.anchor import Anchor
 from tests.test_contract import classifier
 
 

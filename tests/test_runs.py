@@ -22,7 +22,7 @@ from safer_tta.bench.run import Record
 from safer_tta.bench.tasks import QUICK_COUNT, Place, Task, execute
 from safer_tta.data import Stream, StreamSpec, excerpt
 from safer_tta.predictors import Prediction, Report
-from safer_tta.seeds import generator
+from safer_tta._internal.seeds import generator
 from safer_tta.training import load
 from safer_tta.training.trainer import accuracy, recipe_of
 

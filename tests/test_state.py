@@ -14,8 +14,8 @@ import pytest
 import torch
 
 import safer_tta
-from safer_tta import tensorfile
-from safer_tta.methods import state
+from safer_tta._internal import safetensors_io as tensorfile
+from safer_tta.methods._frame import state
 from tests.conftest import LEARNING, batches, learnt, same, small_net
 
 
@@ -84,7 +84,7 @@ def test_a_state_fits_only_a_model_with_the_same_statistics(tmp_path):
 
 def test_going_back_over_what_was_learnt_since_is_complete():
     """Into the very tensors that went on, Adam's count of steps among them: the same stream is learnt again alike."""
-    adapted = safer_tta.adapt(small_net(), "tent", safer=False, seed=0)
+    adapted = safer_tta.adapt(small_net(), "tent", "plain", seed=0)
     stream = batches(6)
     list(adapted.stream(stream[:2]))
     there = adapted.state_dict()
@@ -99,7 +99,7 @@ def test_going_back_over_what_was_learnt_since_is_complete():
 @pytest.mark.parametrize("part", ["model", "teacher", "policy", "memory", "optimizer", "policy_optimizer"])
 def test_one_number_anywhere_that_is_not_finite_is_found(part):
     """TeSLA has a tensor of every kind."""
-    adapted = safer_tta.adapt(small_net(), "tesla", safer=False, seed=0)
+    adapted = safer_tta.adapt(small_net(), "tesla", "plain", seed=0)
     list(adapted.stream(batches(2)))
     assert adapted.state.finite()
     good = adapted.state_dict()

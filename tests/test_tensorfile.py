@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from safer_tta import tensorfile
+from safer_tta._internal import safetensors_io as tensorfile
 
 DTYPES = [
     torch.float64,

@@ -18,23 +18,11 @@ import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from safer_tta import Classifier, tensorfile
+from safer_tta import Classifier
+from safer_tta._internal import safetensors_io as tensorfile
 from safer_tta.bench.run import Run, Setting, calibration_error, perform, rolling
 from safer_tta.data import ArrayStore, StoreError, StreamSpec, excerpt, open_dataset
-from safer_tta.training import (
-    THREAT,
-    Recipe,
-    attacked_copies,
-    full_threat,
-    load,
-    robust,
-    source_recipe,
-    surrogate_recipe,
-    train,
-    train_source,
-    train_surrogate,
-    trainer,
-)
+from safer_tta.training import THREAT, Recipe, attacked_copies, full_threat, load, robust, source_recipe, surrogate_recipe, train, train_source, train_surrogate, trainer
 from safer_tta.training.augment import augment
 from safer_tta.training.backbone import SHIPPED
 from safer_tta.training.trainer import accuracy, recipe_of, split
@@ -174,7 +162,7 @@ def test_of_a_wild_training_the_best_look_is_kept(data, recipe, tmp_path):
     looks = []
     wild = dataclasses.replace(recipe, lr=0.3, steps=60, batch=2, every=10)
     model = train(
-        [data.domain("photo")], wild, tmp_path / "m", report=lambda *_, accuracy, loss: looks.append(accuracy)
+        [data.domain("photo")], wild, tmp_path / "m", tick=lambda *_, accuracy, loss: looks.append(accuracy)
     )
     assert looks == sorted(looks)
     photo = data.domain("photo")
@@ -215,13 +203,13 @@ def test_checkpoints_keep_coming_and_take_a_twentieth_of_the_time(data, recipe, 
         metadata = tensorfile.read_metadata(path.with_name("m.progress"))
         saved.append(json.loads(metadata["position"])["step"])
 
-    train([data.domain("photo")], dataclasses.replace(recipe, steps=60, batch=2, every=1), path, report=look)
+    train([data.domain("photo")], dataclasses.replace(recipe, steps=60, batch=2, every=1), path, tick=look)
     assert saved == [1, 20, 20, 39, 39, 58]
 
 
 def test_a_finished_training_is_not_repeated(data, trained, recipe):
     before = trained.read_bytes()
-    train_source(data, "sketch", recipe, trained, report=lambda *_, **__: pytest.fail("trained again"))
+    train_source(data, "sketch", recipe, trained, tick=lambda *_, **__: pytest.fail("trained again"))
     assert trained.read_bytes() == before
 
 
@@ -238,7 +226,7 @@ CODE = """
         sys.stdin.readline()  # until it may go on
     if what == "train":
         recipe = source_recipe("synthetic", steps=24, batch=8, every=12)
-        train_source(data, "sketch", recipe, folder / "source.safetensors", report=told)
+        train_source(data, "sketch", recipe, folder / "source.safetensors", tick=told)
     if what == "run":
         sketch = data.domain("sketch")
         setting = Setting((sketch,), (sketch.images[::-1],), THREAT, folder / "source.safetensors")
@@ -287,7 +275,7 @@ def test_training_interrupted_on_cuda_goes_on(data, recipe, tmp_path, compile):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):  # at the first report, step 8, with the checkpoint of step 4 behind it
-        train_source(data, "sketch", quick, path, device="cuda", compile=compile, report=interrupted)
+        train_source(data, "sketch", quick, path, device="cuda", compile=compile, tick=interrupted)
     assert path.with_name("source.safetensors.progress").exists()
     train_source(data, "sketch", quick, path, device="cuda", compile=compile)
     assert path.exists()

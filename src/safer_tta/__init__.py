@@ -1,7 +1,7 @@
 """Test-time adaptation that survives attacked inputs.
 
 import safer_tta
-adapted = safer_tta.adapt(model)       # SAFER around Tent; your model stays as it is
+adapted = safer_tta.adapt(model)       # Tent on SAFER-G; the model stays as it is
 prediction = adapted(images)           # images (B,3,H,W) in [0,1]: predicts, then learns
 """
 
@@ -10,13 +10,14 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from . import attacks, data, guards, methods, mixing, models, pooling, predictors, training, views
-    from .allocator import keep_freed_memory
+    from . import attacks, client, data, errors, guards, methods, mixing, models, pooling, predictors, training, views
+    from ._internal.malloc import keep_freed_memory
     from .api import adapt
+    from .errors import SaferError
     from .gate import Gate
     from .guards import Guard
     from .methods import Method
-    from .mixing import Mixing
+    from .mixing import AdaptiveMixing, Mixing
     from .models import Classifier
     from .predictors import Defended, Plain, Prediction, Predictor, Safer
 
@@ -25,21 +26,28 @@ __version__ = "0.1.0"
 logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 __all__ = [
+    # What users call.
     "Classifier",
-    "Defended",
-    "Gate",
     "Guard",
     "Method",
+    "Prediction",
+    "SaferError",
+    "adapt",
+    "keep_freed_memory",
+    # What is configured or extended.
+    "AdaptiveMixing",
+    "Defended",
+    "Gate",
     "Mixing",
     "Plain",
-    "Prediction",
     "Predictor",
     "Safer",
-    "adapt",
+    # Rooms.
     "attacks",
+    "client",
     "data",
+    "errors",
     "guards",
-    "keep_freed_memory",
     "methods",
     "mixing",
     "models",
@@ -47,11 +55,11 @@ __all__ = [
     "predictors",
     "training",
     "views",
-]
+]  # fmt: skip
 
-# Names are fetched when they are asked for: `safer --help` need not wait for torch.
-_HOMES = {"adapt": "api", "keep_freed_memory": "allocator"}
-_HOMES |= {"Gate": "gate", "Guard": "guards", "Method": "methods", "Mixing": "mixing", "Classifier": "models"}
+# Names are imported when they are asked for: `safer --help` need not wait for torch.
+_HOMES = {"adapt": "api", "keep_freed_memory": "_internal.malloc", "SaferError": "errors", "Classifier": "models"}
+_HOMES |= {"Gate": "gate", "Guard": "guards", "Method": "methods", "Mixing": "mixing", "AdaptiveMixing": "mixing"}
 _HOMES |= dict.fromkeys(("Defended", "Plain", "Prediction", "Predictor", "Safer"), "predictors")
 
 

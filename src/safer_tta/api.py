@@ -1,4 +1,4 @@
-"""From a model to a method at work: the three-line start, and by names, as runs and services have them."""
+"""From a model to a method at work: `adapt` in one line, and `build` for runs and services."""
 
 from __future__ import annotations
 
@@ -10,119 +10,135 @@ import torch
 from torch import nn
 
 from . import methods, predictors
+from ._internal.defaults import METHOD, PREDICTOR
+from .errors import InvalidValueError
 from .methods import Method
 from .models import Classifier
-from .models.norm import MedBN
-from .options import check
-from .predictors import Plain, Predictor, Safer
-
-NORMS = {"medbn": MedBN.like}
+from .models.classifier import Statistics
+from .models.norm import NORMS
+from .predictors import Predictor
 
 
 def adapt(
     model: nn.Module,
-    method: str = "tent",
-    safer: bool | Mapping[str, Any] | Predictor = True,
+    method: str = METHOD,
+    predictor: str | Mapping[str, Any] | Predictor = PREDICTOR,
     *,
-    seed: int | None = None,
+    mean: Statistics | None = None,
+    std: Statistics | None = None,
+    head: str | None = None,
     norm: str | None = None,
-    copy: bool = True,
-    validate: bool = True,
+    seed: int | None = None,
     precision: str | None = None,
     compile: bool | None = None,
+    copy: bool = True,
+    validate: bool = True,
     **options: Any,
 ) -> Method:
     """Wrap a trained classifier: `adapt(model)(images)` predicts a batch and learns from it.
 
-    model: an nn.Module that returns class scores, or a Classifier. It is copied and stays as it is, unless copy=False.
-    method: a name from `safer_tta.methods.METHODS`; **options go to it, such as lr.
-    safer: True, False (the plain model), a dict of Safer's arguments, or a Predictor whose settings to use.
-    seed: decides every draw. Without it torch's own generator does.
-    norm: "medbn" normalises with medians instead of means.
-    precision: "bfloat16" passes images through the model in half the bits; what is learnt stays in single precision.
-    compile: let torch.compile make one program of the model; the first batch of every shape is slow.
-        None, for either: as the Classifier says, "float32" and no unless told otherwise.
-    validate: look at every batch's values. False skips it for trusted, fast streams.
+    Args:
+        model: An nn.Module that returns class scores, or a Classifier.
+        method: A name from `safer_tta.methods.METHODS`.
+        predictor: What the method asks for predictions: a name from `safer_tta.predictors.PREDICTORS` ("safer-g" is
+            recommended, "safer" is the paper's own, "plain" the model itself), a dict with a name and options such as
+            {"name": "safer", "views": 6}, or a Predictor whose settings to use.
+        mean: The mean per channel that the model's inputs were normalised with, for pixels in [0,1].
+        std: The standard deviation per channel that belongs to `mean`.
+        head: The name of the linear layer that turns features into class scores, if it cannot be found.
+        norm: What replaces the batch-norm layers; "medbn" normalises with medians. None keeps them.
+        seed: Decides every draw. By default it is drawn from torch's own generator.
+        precision: "bfloat16" passes images through the model in half precision; learning stays in single precision.
+            None keeps the Classifier's setting, which is "float32" by default.
+        compile: Whether to compile the model with torch.compile; the first batch of every shape is slow then.
+            None keeps the Classifier's setting, which is False by default.
+        copy: Whether to adapt a copy and leave the model as it is.
+        validate: Whether to look at the values of every batch. Pass False for trusted, fast streams.
+        **options: The method's own, such as lr.
+
+    Returns:
+        The method: call it with images (B,3,H,W), floats in [0,1] or uint8.
+
+    Raises:
+        UnknownNameError: If a method, predictor or norm of that name does not exist.
+        InvalidValueError: If the model or an option cannot be used.
+        InvalidTypeError: If an option does not exist or has the wrong type.
     """
-    if norm is not None and norm not in NORMS:
-        raise ValueError(f"norm {norm!r} is unknown; expected one of {', '.join(NORMS)} or None")
-    name, _, other = method.partition("+")
-    if other in NORMS:
-        raise ValueError(f"method {method!r} is a name of rows and plans; write adapt(model, {name!r}, norm={other!r})")
+    check_names(method, predictor, norm)
     with torch.inference_mode(False):
         model = copying.deepcopy(model) if copy else model
-        classifier = model if isinstance(model, Classifier) else _split(model, safer)
+        classifier = _classifier(model, predictor, mean=mean, std=std, head=head)
         classifier.accelerate(precision=precision, compile=compile)
-        if norm is not None:
-            replace_norms(classifier, norm)
-        predictor = _predictor(classifier, safer, seed)
-        predictor.validate = predictor.validate and validate
-        return methods.create(method, predictor, **options)
-
-
-def _split(model: nn.Module, safer: object) -> Classifier:
-    """As the given predictor's own classifier is split and normalised, if there is one."""
-    like = safer.classifier if isinstance(safer, Predictor) else None
-    if like is None or like.mean is None or like.std is None:
-        return Classifier(model, head=None if like is None else like.head_name)
-    return Classifier(model, head=like.head_name, mean=like.mean.flatten().tolist(), std=like.std.flatten().tolist())
-
-
-def split_name(method: str) -> tuple[str, str]:
-    """(method, normalisation) of a name such as "tent+medbn"; without a plus the second is empty."""
-    name, _, norm = method.partition("+")
-    return name, norm
+        return build(classifier, method, predictor, norm=norm, seed=seed, validate=validate, options=options)
 
 
 def build(
     classifier: Classifier,
     method: str,
-    predictor: str,
+    predictor: str | Mapping[str, Any] | Predictor,
     *,
-    options: Mapping[str, Any],
-    predictor_options: Mapping[str, Any],
-    seed: int | None,
-    device: str,
+    norm: str | None = None,
+    seed: int | None = None,
+    validate: bool = True,
+    options: Mapping[str, Any] | None = None,
 ) -> Method:
-    """A method by the names that runs and services have; it adapts this very classifier."""
-    name, norm = split_name(method)
-    if norm:
-        replace_norms(classifier, norm)
-    over = predictors.create(predictor, classifier, seed=seed, **predictor_options)
-    return methods.create(name, over, **options).to(device)  # with the optimiser of a GPU, if that is one
+    """Return a method that adapts this very classifier; `adapt` explains the arguments."""
+    check_names(method, predictor, norm)
+    if norm is not None:
+        _replace_norms(classifier, norm)
+    asked = _predictor(classifier, predictor, seed)
+    asked.validate = asked.validate and validate
+    return methods.create(method, asked, **(options or {}))
 
 
-def check_names(method: str, predictor: str) -> None:
-    """Refuse an unknown method or predictor before anything expensive starts."""
-    name, norm = split_name(method)
-    for given, known in ((name, methods.METHODS), (predictor, predictors.PREDICTORS), (norm, ["", *NORMS])):
-        if given not in known:
-            raise ValueError(f"{given!r} is unknown; expected one of {', '.join(sorted(known))}")
+def check_names(method: str, predictor: str | Mapping[str, Any] | Predictor, norm: str | None = None) -> None:
+    """Refuse an unknown method, predictor or norm before anything expensive starts.
+
+    Raises:
+        UnknownNameError: If one of the names is not registered.
+    """
+    methods.METHODS.find(method)
+    if not isinstance(predictor, Predictor):
+        predictors.PREDICTORS.find(predictors.parse(predictor)[0])
+    if norm is not None:
+        NORMS.find(norm)
 
 
-def replace_norms(classifier: Classifier, name: str) -> None:
+def _classifier(
+    model: nn.Module,
+    predictor: str | Mapping[str, Any] | Predictor,
+    *,
+    mean: Statistics | None,
+    std: Statistics | None,
+    head: str | None,
+) -> Classifier:
+    """The model as a classifier; where nothing else is said, split and normalised as a given predictor's own."""
+    if isinstance(model, Classifier):
+        if any(given is not None for given in (mean, std, head)):
+            raise InvalidValueError("the model is a Classifier already; give mean, std and head to that")
+        return model
+    like = predictor.classifier if isinstance(predictor, Predictor) else None
+    if like is not None and head is None:
+        head = like.head_name
+    if mean is None and std is None and like is not None and like.mean is not None and like.std is not None:
+        mean, std = like.mean.flatten().tolist(), like.std.flatten().tolist()
+    return Classifier(model, head=head, mean=mean, std=std)
+
+
+def _replace_norms(classifier: Classifier, norm: str) -> None:
     """Put the named normalisation in the place of every batch norm."""
     before = classifier.norms()
-    classifier.replace_norms(NORMS[name])
+    classifier.replace_norms(NORMS.find(norm))
     if classifier.norms() == before:
-        raise ValueError(f"norm is {name!r} and the model has no batch-norm layer to replace; leave norm out")
+        raise InvalidValueError(f"norm is {norm!r} and the model has no batch-norm layer to replace; leave norm out")
 
 
-def _predictor(classifier: Classifier, safer: bool | Mapping[str, Any] | Predictor, seed: int | None) -> Predictor:
-    if isinstance(safer, Predictor):
-        predictor = safer.over(classifier)
-        # Its own generator: two wrapped models must not take turns with one.
-        predictor.seed = safer.seed if seed is None else seed
-        predictor.generator = torch.Generator().manual_seed(predictor.seed)
-        predictor._remember_afresh()
-        return predictor
-    if isinstance(safer, Mapping):
-        if seed is not None and safer.get("seed", seed) != seed:
-            raise ValueError(f"seed is {seed} and safer's own seed {safer['seed']}; give one of them")
-        check(Safer, safer, "safer", own=["classifier"])
-        return Safer(classifier, **{"seed": seed, **safer})
-    if isinstance(safer, bool):
-        return Safer(classifier, seed=seed) if safer else Plain(classifier, seed=seed)
-    raise TypeError(
-        f"safer is {type(safer).__name__}; expected True, False, a dict of Safer's arguments or a Predictor"
-    )
+def _predictor(classifier: Classifier, predictor: str | Mapping[str, Any] | Predictor, seed: int | None) -> Predictor:
+    if isinstance(predictor, Predictor):
+        # A generator and a memory of its own: two wrapped models must not share them.
+        return predictor.fork(classifier, seed=predictor.seed if seed is None else seed, fresh_memory=True)
+    name, options = predictors.parse(predictor)
+    own = options.pop("seed", seed)
+    if seed is not None and own != seed:
+        raise InvalidValueError(f"seed is {seed} and the predictor's own seed {own}; give one of them")
+    return predictors.create(name, classifier, seed=own, **options)

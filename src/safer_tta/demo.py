@@ -1,22 +1,26 @@
-"""What the project is for, in three minutes on a CPU: train, attack, adapt, and show what SAFER does about it."""
+"""What the project is for, in three minutes on a CPU: train, attack, adapt, and compare with and without SAFER."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ._internal.progress import Tick, progress
+from ._internal.safetensors_io import atomic_write
+from .attacks import full_threat
 from .bench import figures, report
+from .bench.experiment import AttackOn, Experiment
 from .bench.figures import Curve
+from .bench.metrics import rolling
 from .bench.qualitative import one_attacked_image
-from .bench.run import Run, Setting, perform, rolling
-from .data import ArrayStore, StreamSpec, excerpt, open_dataset
+from .bench.run import Materials, perform
+from .data import ArrayStore, Dataset, StreamSpec, excerpt, open_dataset
 from .data.store import digest_file
-from .progress import Tick, progress
-from .tensorfile import atomic_write
-from .training import THREAT, attacked_copies, source_recipe, surrogate_recipe, train_source, train_surrogate
+from .training import attacked_copies, source_recipe, surrogate_recipe, train_source, train_surrogate
+from .training.definitions import definition_of
 from .training.trainer import accuracy
 
 RATES = (0, 25, 50, 75, 100)
@@ -26,80 +30,109 @@ ROLLING = 4
 
 
 @dataclass(frozen=True)
-class Row:
+class Way:
+    """A way to answer: a method on a predictor."""
+
     label: str
     method: str
     predictor: str
-    options: Mapping[str, Any]
+    predictor_options: Mapping[str, Any] = field(default_factory=dict)
 
 
-ROWS = (
-    Row("none", "none", "plain", {}),
-    Row("Static TTE", "none", "safer", {"pool": "mean"}),
-    Row("Tent", "tent", "plain", {}),
-    Row("Tent + SAFER", "tent", "safer", {}),
-    Row("Tent + SAFER-A", "tent", "safer-a", {}),
-    Row("Tent + SAFER, the gate", "tent", "safer-gate", {}),
+WAYS = (
+    Way("none", "none", "plain"),
+    Way("Static TTE", "none", "safer", {"pool": "mean"}),
+    Way("Tent", "tent", "plain"),
+    Way("Tent + SAFER", "tent", "safer"),
+    Way("Tent + SAFER-A", "tent", "safer-a"),
+    Way("Tent + SAFER-G", "tent", "safer-g"),
 )
+SHOWN = WAYS[3]  # whose views the page shows
 
 
 @dataclass(frozen=True)
 class Demo:
-    """What the demo found: rows by (label, rate), the surrogate's accuracy, where the page is."""
+    """What the demo found.
+
+    Attributes:
+        rows: The rows by label and attack rate.
+        surrogate: The accuracy of the attacker's own model on clean and on attacked images.
+        page: The path of the page.
+    """
 
     rows: dict[tuple[str, int], dict[str, Any]]
     surrogate: tuple[float, float]
     page: Path
 
     def table(self) -> list[tuple[str, list[float]]]:
-        return [(row.label, [self.rows[row.label, rate]["accuracy"] for rate in TABLE_RATES]) for row in ROWS]
+        """Return the accuracies of every way to answer."""
+        return [(way.label, [self.rows[way.label, rate]["accuracy"] for rate in TABLE_RATES]) for way in WAYS]
 
 
 def run_demo(folder: Path, *, target: str = "sketch", seed: int = 0) -> Demo:
-    """Everything into `folder`; what is there already is not made again."""
+    """Make everything in `folder`; what exists already is not made again."""
     dataset = open_dataset("synthetic")
     domain = excerpt(dataset.domain(target), IMAGES, seed)
+    source, surrogate_path = (folder / f"{kind}-{target}-{seed}.safetensors" for kind in ("source", "surrogate"))
     with progress(f"source model, all domains but {target}") as tick:
-        recipe = source_recipe("synthetic", seed=seed)
-        source_path = folder / f"source-{target}-{seed}.safetensors"
-        source = train_source(dataset, target, recipe, source_path, report=tick)
+        train_source(dataset, target, source_recipe("synthetic", seed=seed), source, tick=tick)
     with progress(f"the attacker's surrogate, on {target}") as tick:
         recipe = surrogate_recipe("synthetic", seed=seed)
-        path = folder / f"surrogate-{target}-{seed}.safetensors"
-        surrogate = train_surrogate(dataset.domain(target), recipe, path, report=tick)
+        surrogate = train_surrogate(dataset.domain(target), recipe, surrogate_path, tick=tick)
     with progress("attacked images (PGD, 8/255, 20 steps)") as tick:
-        store = ArrayStore(folder / "attacked")
-        attacked = attacked_copies(domain, surrogate, store, source=digest_file(path), seed=seed, progress=tick)
-    setting = Setting((domain,), (attacked,), THREAT, source_path)
+        store, made_on = ArrayStore(folder / "attacked"), digest_file(surrogate_path)
+        attacked = attacked_copies(domain, surrogate, store, source=made_on, seed=seed, tick=tick)
+    materials = Materials((domain,), source, (attacked,))
+    runs = _experiments(dataset, target, seed, source, surrogate_path)
     with progress("six ways to answer at five attack rates") as tick:
-        rows = _rows(setting, folder / "runs", seed, tick)
+        rows = _rows(runs, materials, folder / "runs", tick)
     with atomic_write(folder / "results.jsonl") as file:
         file.writelines(json.dumps(row, sort_keys=True).encode() + b"\n" for row in rows.values())
     clean, fooled = (accuracy(surrogate, images, domain.labels) for images in (domain.images, attacked))
     found = Demo(rows, (clean, fooled), folder / "report.html")
-    shown = one_attacked_image(source, domain, attacked, seed)
+    shown = one_attacked_image(runs[SHOWN.label, 100], materials)
     with atomic_write(found.page) as file:
         file.write(_page(found, target, shown).encode())
     return found
 
 
-def _rows(setting: Setting, folder: Path, seed: int, tick: Tick) -> dict[tuple[str, int], dict[str, Any]]:
+def _experiments(
+    dataset: Dataset, target: str, seed: int, source: Path, surrogate: Path
+) -> dict[tuple[str, int], Experiment]:
+    attack = AttackOn(name="pgd", threat=full_threat(), surrogates=(definition_of(surrogate),))
+    return {
+        (way.label, rate): Experiment(
+            data=dataset.identity,
+            target=target,
+            source=definition_of(source),
+            method=way.method,
+            predictor=way.predictor,
+            predictor_options=way.predictor_options,
+            stream=StreamSpec(attack_rate=rate, seed=seed),
+            attack=attack if rate else None,
+            images=IMAGES,
+        )
+        for way in WAYS
+        for rate in RATES
+    }
+
+
+def _rows(
+    runs: Mapping[tuple[str, int], Experiment], materials: Materials, folder: Path, tick: Tick
+) -> dict[tuple[str, int], dict[str, Any]]:
     rows = {}
-    for row in ROWS:
-        for rate in RATES:
-            stream = StreamSpec(attack_rate=rate, seed=seed)
-            run = Run(method=row.method, predictor=row.predictor, predictor_options=row.options, stream=stream)
-            rows[row.label, rate] = perform(run, setting, folder)
-            tick(len(rows), len(ROWS) * len(RATES))
+    for key, experiment in runs.items():
+        rows[key] = perform(experiment, materials, folder)
+        tick(len(rows), len(runs))
     return rows
 
 
 def _page(found: Demo, target: str, shown: list[report.View]) -> str:
-    by_rate = {row.label: Curve(RATES, [found.rows[row.label, rate]["accuracy"] for rate in RATES]) for row in ROWS}
+    by_rate = {way.label: Curve(RATES, [found.rows[way.label, rate]["accuracy"] for rate in RATES]) for way in WAYS}
     over_time = {}
-    for row in ROWS:
-        curve = rolling(found.rows[row.label, 100]["batch_accuracy"], ROLLING)
-        over_time[row.label] = Curve(list(range(1, len(curve) + 1)), curve)
+    for way in WAYS:
+        curve = rolling(found.rows[way.label, 100]["batch_accuracy"], ROLLING)
+        over_time[way.label] = Curve(list(range(1, len(curve) + 1)), curve)
     clean, fooled = found.surrogate
     return report.page(
         "safer-tta: adapting under attack",

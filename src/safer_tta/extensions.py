@@ -17,7 +17,8 @@ from typing import Any
 from . import methods, mixing, pooling, predictors
 from .attacks import ATTACKS
 from .data.store import digest
-from .views.pipeline import PRESETS, drawable
+from .errors import InvalidValueError, MissingPackageError
+from .views.pipeline import PRESETS, drawable_operators
 
 ROOM = "safer_tta_extensions"
 REGISTRIES = (methods.METHODS, predictors.PREDICTORS, mixing.MIXINGS, pooling.RULES, PRESETS, ATTACKS)
@@ -39,10 +40,12 @@ def load(files: Iterable[str | Path]) -> None:
         path = Path(file).resolve()
         if path not in _loaded:
             if not path.is_file() or path.suffix != ".py":
-                raise ValueError(f"extension {str(file)!r} is no Python file; expected one that registers something")
-            before, operators = _names(), drawable()
+                raise InvalidValueError(
+                    f"extension {str(file)!r} is no Python file; expected one that registers something"
+                )
+            before, operators = _names(), drawable_operators()
             content = _import(path)
-            _loaded[path] = Extension(content, frozenset(_names() - before), drawable() != operators)
+            _loaded[path] = Extension(content, frozenset(_names() - before), drawable_operators() != operators)
 
 
 def _names() -> set[str]:
@@ -53,7 +56,7 @@ def _import(path: Path) -> str:
     """The hash of what was run: read once, and never taken from a cache of compiled files, which goes by time."""
     name, content = f"{ROOM}.{path.stem}", path.read_bytes()
     if name in sys.modules:
-        raise ValueError(f"two extensions are called {path.stem!r}; rename one of them")
+        raise InvalidValueError(f"two extensions are called {path.stem!r}; rename one of them")
     sys.modules.setdefault(ROOM, ModuleType(ROOM))
     module = sys.modules[name] = ModuleType(name)
     module.__file__ = str(path)
@@ -61,7 +64,7 @@ def _import(path: Path) -> str:
         exec(compile(content, path, "exec"), vars(module))
     except Exception as error:
         del sys.modules[name]
-        raise ImportError(f"extension {told(error, path)}") from error
+        raise MissingPackageError(f"extension {told(error, path)}") from error
     return digest({"content": content.hex()})
 
 

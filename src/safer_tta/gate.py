@@ -1,198 +1,135 @@
-"""The gate: open for the original view of an image that looks clean, shut for one that looks attacked. Not the paper's.
+"""SAFER-G, the gate: weigh the original view of an image by how likely it is to be attacked. Not part of the paper.
 
-Augmented views tell how far a view may stray: an attack made for the original does not survive them. So how far the
-original strays from them, beside how far they stray from each other, is evidence on one image that no dataset and no
-share of attacked images moves. Two bells are fitted to a batch's evidence, and every image is judged by them: once
-going by this batch alone, once by the batches before it as well, and whichever is more suspicious counts. So what is
-remembered can shut the gate and never open it: a stream that was clean for long buys an attacker nothing.
+An attack made for the original does not survive the augmentations. So the augmented views tell how far a view may
+stray, and an original that strays further from them is evidence of an attack, image by image. A mixture of two normal
+distributions, clean and attacked, is fitted to the evidence of a batch; every image is judged by it twice, with and
+without the memory of earlier batches, and the more suspicious verdict counts. So the memory can raise suspicion but
+never lower it: a stream that was clean for long buys an attacker nothing.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from .pooling import with_original
+from ._internal.checks import positive, share
+from .errors import InvalidValueError
+from .pooling import Verdict, with_original
 
-FLOOR = 1e-6
-ATTACKED = 1.2  # spread of attacked originals' evidence; docs/beyond.md has what was measured
-# Attacked originals are expected to stray so far: with less everybody would be a little attacked, and with more a few
-# that stray far would make the others look harmless.
+# How these were chosen is on the page docs/safer-g.md.
+CLEAN_OFFSET = 0.3  # subtracted from the evidence: clean originals lie a little apart from mild views
+CLEAN_SPREAD = 0.8  # standard deviation of clean originals' evidence
+ATTACKED_SPREAD = 1.2  # standard deviation of attacked originals' evidence
+# Bounds of the mean evidence of attacked originals. Below the lower one every image would be called a little attacked;
+# above the upper one a few that stray far would make the others look harmless.
 LEAST, MOST = 1.0, 3.0
-ROUNDS = 5  # of fitting; not converged, but a sixth moves the share of attacked images by 0.03 at most
-SEEN = 3  # numbers that are remembered: images, those of them that were attacked, and the sum of these ones' evidence
+ROUNDS = 5  # of fitting; a sixth moves the share of attacked images by 0.03 at most
+DECAY = 0.8  # of the memory, from one batch to the next
+MEMORY_SIZE = 3  # images, attacked images among them, and the sum of these ones' evidence
+FLOOR = 1e-6
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gate:
-    """Weigh the original by how likely it is to be attacked. One setting for all data and methods.
+    """Weigh the original view by how likely it is to be attacked; one setting for all data and methods.
 
-    alpha_clean: weight of an original that is surely clean.
-    cost: how much worse it is to trust an attacked original than to do without a clean one.
-    teaches: whether methods learn from the gate's answer. If not, they learn from the probabilities of SAFER's own
-        pooling as if there were no gate: an attacked original that it lets through is answered with, but its
-        probabilities are not learnt from. TSD is another matter, see features.
-    equal: whether the augmented views share the rest equally. If not, as the pooling rule weighs them; cc_drop leaves
-        out the least reliable, on a clean batch one of the augmented, though the gate sees to the original.
-    evidence: what an original's straying is compared with. "ratio": with how far the augmented views stray from each
-        other. "predicted": with how far an augmented view would be expected to stray in its place, going by that;
-        looked at twice, by distances and by angles. "distance": the mean of both comparisons, by distances alone.
-    spread: standard deviation of clean originals' evidence.
-    keeps: how much of what earlier batches have shown still counts a batch later; 0 remembers nothing.
-    usual: taken off the evidence. Clean originals lie a little apart from gentle views; docs/beyond.md says how far.
-    features: what a method learns from that aligns features with what is said of them (TSD). "gated": the original's
-        where it is let in, the augmented views' where it is not, with the head's own scores of them, whatever `teaches`
-        says. "pooled": as every other method, features and scores as the pooling rule weighs them.
+    Methods learn from SAFER's own pooling, as if there were no gate. Only those that align features with scores (TSD)
+    get the original's features where it is trusted, and the augmented views' where it is not.
+
+    Args:
+        cost: How much worse it is to trust an attacked original than to do without a clean one.
+        alpha_clean: Weight of an original that is surely clean.
     """
 
-    alpha_clean: float = 0.5
     cost: float = 2.0
-    teaches: bool = False
-    equal: bool = True
-    evidence: str = "distance"
-    spread: float = 0.8
-    keeps: float = 0.8
-    usual: float = 0.3
-    features: str = "gated"
+    alpha_clean: float = 0.5
+
+    version: ClassVar[int] = 7
+    least_views: ClassVar[int] = 3  # how two augmented views stray from each other is compared with a third
+    preset: ClassVar[str] = "gentle"
+    memory_size: ClassVar[int] = MEMORY_SIZE
+    estimates_suspicion: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if not 0 <= self.alpha_clean <= 1:
-            raise ValueError(f"alpha_clean is {self.alpha_clean}; expected a weight between 0 and 1")
-        for name in ("teaches", "equal"):
-            if not isinstance(getattr(self, name), bool):
-                raise TypeError(f"{name} is {getattr(self, name)!r}; expected true or false")
-        if self.evidence not in EVIDENCE:
-            raise ValueError(f"evidence {self.evidence!r} is unknown; expected one of {', '.join(EVIDENCE)}")
-        for name in ("cost", "spread"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} is {getattr(self, name)}; expected a positive number")
-        if not 0 <= self.keeps < 1:
-            raise ValueError(f"keeps is {self.keeps}; expected a share from 0 (nothing) to less than 1 (everything)")
-        if self.features not in ("gated", "pooled"):
-            raise ValueError(f"features is {self.features!r}; expected 'gated' or 'pooled'")
-        if not math.isfinite(self.usual):
-            raise ValueError(f"usual is {self.usual}; expected a number of deviations")
+        positive(cost=self.cost)
+        share(alpha_clean=self.alpha_clean)
 
-    @property
-    def least_views(self) -> int:
-        """Augmented views it takes: how two of them stray from each other is compared with a third."""
-        return 3
+    def weigh(self, base: Tensor, probs: Tensor, features: Tensor, memory: Tensor) -> Verdict:
+        """Decide about a batch.
 
-    @property
-    def pipeline(self) -> str:
-        """The views it takes unless told otherwise. The paper's forgo accuracy that a gate could not make up for, and
-        stray so far from each other that attacked originals show less."""
-        return "gentle"
-
-    @property
-    def memory(self) -> int:
-        """How many numbers it remembers from batch to batch."""
-        return SEEN if self.keeps else 0
-
-    def mix(self, base_weights: Tensor, probs: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Final weights (V,B), and the probability (B,) that an image is attacked; going by this batch alone."""
-        return self.remembering(base_weights, probs, features, features.new_zeros(SEEN, dtype=torch.float32))[:2]
-
-    def remembering(
-        self, base_weights: Tensor, probs: Tensor, features: Tensor, seen: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """The same, going by what was seen before (3,) as well; and what is to be remembered now."""
-        if len(base_weights) == 1:
-            return base_weights, torch.zeros_like(base_weights[0]), seen
-        if len(base_weights) <= self.least_views:
-            raise ValueError(
-                f"{len(base_weights) - 1} augmented views, too few for the gate; expected at least {self.least_views}"
+        Args:
+            base: Weights (V,B) of the pooling rule.
+            probs: Probabilities (V,B,K) of every view.
+            features: Features (V,B,d) of every view.
+            memory: What earlier batches left, (3,); zeros at the start of a stream.
+        """
+        if len(base) == 1:  # no augmented view to compare with
+            return Verdict(base, base)
+        if len(base) <= self.least_views:
+            raise InvalidValueError(
+                f"{len(base) - 1} augmented views are too few for the gate; expected at least {self.least_views}"
             )
-        return self.weigh(base_weights, EVIDENCE[self.evidence](features), seen)
-
-    def weigh(self, base_weights: Tensor, evidence: Tensor, seen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """What `remembering` gives, from the evidence (B,) on a batch."""
-        odds, seen = self._judged(evidence - self.usual, seen.to(evidence))
-        alpha = self.alpha_clean * torch.sigmoid(-odds - math.log(self.cost))
-        shares = torch.ones_like(base_weights) if self.equal else base_weights
-        return with_original(alpha.to(base_weights.dtype), shares), torch.sigmoid(odds), seen
-
-    def of_features(self, weights: Tensor, base_weights: Tensor) -> Tensor | None:
-        """By which views' features, and the head's scores of them, are weighed where features are learnt from (V,B);
-        going by the weights of answers and of the pooling rule. Nothing is learnt by letting more in."""
-        if self.features == "pooled" or len(weights) == 1:
-            return None
-        let_in = (weights[0].detach() / max(self.alpha_clean, FLOOR)).clamp(max=1)
-        return with_original(let_in, torch.ones_like(base_weights))
-
-    def _judged(self, evidence: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-odds (B,), and what is to be remembered."""
-        alone = torch.zeros_like(seen)
-        if not self.keeps:
-            return log_odds(evidence, self.spread, alone[None])[0], alone
-        odds = log_odds(evidence, self.spread, torch.stack([alone, seen]))
-        attacked, strayed = torch.sigmoid(odds[1]).detach(), evidence.detach().clamp(0, 1 / FLOOR)
-        now = torch.stack([torch.ones_like(attacked).sum(), attacked.sum(), torch.dot(attacked, strayed)])
-        return odds.amax(dim=0), self.keeps * (seen + now)
+        odds, remembered = judge(evidence(features) - CLEAN_OFFSET, memory)
+        equal = torch.ones_like(base)
+        trust = torch.sigmoid(-odds - math.log(self.cost))
+        let_in = trust.detach() if self.alpha_clean else torch.zeros_like(trust)
+        return Verdict(
+            answer=with_original((self.alpha_clean * trust).to(base.dtype), equal),
+            lesson=base,
+            aligned=with_original(let_in.to(base.dtype), equal),
+            suspicion=torch.sigmoid(odds),
+            memory=remembered,
+        )
 
 
-def log_odds(evidence: Tensor, spread: float, seen: Tensor) -> Tensor:
-    """Attacked against clean, (R,B), by two bells: of clean originals about 0, and of attacked ones further out. A row
-    for each row of what was seen before, (R,3)."""
-    evidence = evidence.clamp(0, 1 / FLOOR)  # nearer than the others is no more clean than among them
-    # The squares of both bells cancel but for this; what is left of them is linear in the middle.
-    far = evidence.square() * ((spread**-2 - ATTACKED**-2) / 2) + math.log(spread / ATTACKED)
-    images, before, strayed = seen.T.unsqueeze(-1)
-    share, middle = torch.full_like(images, 0.5), torch.full_like(images, 2.0)
+def judge(evidence: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
+    """Return log-odds (B,) that an image is attacked, from its evidence, and what to remember (3,)."""
+    memory = memory.to(evidence)
+    odds = log_odds(evidence, torch.stack([torch.zeros_like(memory), memory]))
+    attacked, strayed = torch.sigmoid(odds[1]).detach(), evidence.detach().clamp(0, 1 / FLOOR)
+    seen = torch.stack([torch.ones_like(attacked).sum(), attacked.sum(), torch.dot(attacked, strayed)])
+    return odds.amax(dim=0), DECAY * (memory + seen)
+
+
+def log_odds(evidence: Tensor, memory: Tensor) -> Tensor:
+    """Fit the mixture and return log-odds (R,B) of attacked against clean, one row for each memory (R,3)."""
+    evidence = evidence.clamp(0, 1 / FLOOR)  # being closer than the other views is not extra evidence of being clean
+    # Quadratic terms of both densities cancel but for this; the rest is linear in the mean of the attacked ones.
+    quadratic = evidence.square() * ((CLEAN_SPREAD**-2 - ATTACKED_SPREAD**-2) / 2)
+    quadratic = quadratic + math.log(CLEAN_SPREAD / ATTACKED_SPREAD)
+    images, before, strayed = memory.T.unsqueeze(-1)
+    prior, mean = torch.full_like(images, 0.5), torch.full_like(images, 2.0)
     for _ in range(ROUNDS):
-        attacked = torch.sigmoid(_log_odds(evidence, far, share, middle))
+        attacked = torch.sigmoid(_density_ratio(evidence, quadratic, prior, mean))
         count = attacked.sum(dim=1, keepdim=True) + before
-        # As if half an image of either kind had been seen before: no batch is beyond doubt.
-        share = (count + 0.5) / (images + (len(evidence) + 1))
-        middle = (((attacked @ evidence).unsqueeze(-1) + strayed) / (count + FLOOR)).clamp(LEAST, MOST)
-    return _log_odds(evidence, far, share, middle)
+        # Half an image of either kind counts as seen before: no batch is beyond doubt.
+        prior = (count + 0.5) / (images + (len(evidence) + 1))
+        mean = (((attacked @ evidence).unsqueeze(-1) + strayed) / (count + FLOOR)).clamp(LEAST, MOST)
+    return _density_ratio(evidence, quadratic, prior, mean)
 
 
-def _log_odds(evidence: Tensor, far: Tensor, share: Tensor, middle: Tensor) -> Tensor:
-    """Prior odds, and the logarithm of the attacked bell's density over the clean one's."""
-    return torch.logit(share) + torch.addcmul(far, evidence - middle / 2, middle, value=ATTACKED**-2)
+def _density_ratio(evidence: Tensor, quadratic: Tensor, prior: Tensor, mean: Tensor) -> Tensor:
+    """Prior log-odds plus the log-ratio of the attacked to the clean density."""
+    return torch.logit(prior) + torch.addcmul(quadratic, evidence - mean / 2, mean, value=ATTACKED_SPREAD**-2)
 
 
-# --- evidence: by how many deviations of an augmented view's straying the original strays too far -------------------
+def evidence(features: Tensor) -> Tensor:
+    """Return by how many standard deviations every original strays too far, (B,), from features (V,B,d).
 
-
-def by_ratio(features: Tensor) -> Tensor:
-    """Evidence (B,): as far as the augmented views stray from each other an original may."""
-    original, augmented, others = straying(_distances(features))
-    return _deviations(original - others, augmented - others)
-
-
-def by_prediction(features: Tensor) -> Tensor:
-    """Evidence (B,): as far as an augmented view would, going by how the others of the same image stray. Those are few,
-    so much of what they say is chance: how far to go by it, a line through all augmented views of the batch tells.
-    The mean of two looks: distances, each dimension on its scale, and angles."""
-    return (_surprise(_distances(features)) + _surprise(_angles(features))) / 2
-
-
-def by_distance(features: Tensor) -> Tensor:
-    """Evidence (B,): what the two others say of distances, and nothing of angles; their mean."""
-    return of_distances(_distances(features))
-
-
-def of_distances(distance: Tensor) -> Tensor:
-    """The same, of distances (V,V,B) between the views."""
-    original, augmented, others = straying(distance)
-    return (_deviations(original - others, augmented - others) + _surprise(distance)) / 2
-
-
-EVIDENCE = {"ratio": by_ratio, "predicted": by_prediction, "distance": by_distance}
-
-
-def _surprise(distance: Tensor) -> Tensor:
-    original, augmented, others = straying(distance)
+    The mean of two comparisons: with how far the augmented views of the same image stray from each other, and with how
+    far an augmented view would be expected to stray in the original's place. The latter is read off a line through all
+    augmented views of the batch, since the few views of one image say little.
+    """
+    original, augmented, others = straying(view_distances(features))
     beyond = others - others.mean()
     slope = (beyond * (augmented - augmented.mean())).sum() / (beyond.square().sum() + FLOOR)
     expected = augmented.mean() + slope.clamp(0, 1) * beyond
-    return _deviations(original - expected, augmented - expected)
+    by_ratio = _deviations(original - others, augmented - others)
+    return (by_ratio + _deviations(original - expected, augmented - expected)) / 2
 
 
 def _deviations(original: Tensor, augmented: Tensor) -> Tensor:
@@ -200,8 +137,11 @@ def _deviations(original: Tensor, augmented: Tensor) -> Tensor:
 
 
 def straying(distance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """From distances (V,V,B) between an image's views three logarithms, each (V-1,B), each augmented view left out in
-    turn: how far the original is from the others, how far the one left out, and how far those are from each other."""
+    """Return three logarithms of mean distances, each (V-1,B), with each augmented view left out in turn.
+
+    How far the original is from the other views, how far the view left out is from them, and how far they are from
+    each other; from distances (V,V,B) between the views of every image.
+    """
     count = len(distance) - 1
     to_augmented = distance[:, 1:].sum(dim=1)
     among_all = to_augmented[1:].sum(dim=0) / 2
@@ -211,8 +151,8 @@ def straying(distance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return (original + FLOOR).log(), (augmented + FLOOR).log(), (others + FLOOR).log()
 
 
-def _distances(features: Tensor) -> Tensor:
-    """Squared distances (V,V,B) between an image's views, each dimension on the scale of the augmented views."""
+def view_distances(features: Tensor) -> Tensor:
+    """Return squared distances (V,V,B) between views of an image, each dimension on the scale of augmented views."""
     z = features.to(torch.promote_types(features.dtype, torch.float32))
     z = z - z[1:].mean(dim=(0, 1))
     z = z / (z[1:].square().mean(dim=(0, 1)) + FLOOR).sqrt()
@@ -220,9 +160,3 @@ def _distances(features: Tensor) -> Tensor:
     products = z @ z.transpose(1, 2) / z.shape[2]
     lengths = products.diagonal(dim1=1, dim2=2)
     return (lengths[:, :, None] + lengths[:, None] - 2 * products).clamp_min(0).permute(1, 2, 0)
-
-
-def _angles(features: Tensor) -> Tensor:
-    """1 - cosine (V,V,B) between an image's views."""
-    z = F.normalize(features.to(torch.promote_types(features.dtype, torch.float32)), dim=-1).transpose(0, 1)
-    return (1 - z @ z.transpose(1, 2)).clamp_min(0).permute(1, 2, 0)

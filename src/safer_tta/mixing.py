@@ -1,4 +1,4 @@
-"""SAFER-A: how much weight the original view deserves, image by image (paper, eq. 7-10).
+"""Mixings weigh the original view against the augmented ones. SAFER-A is the paper's (eq. 7-10).
 
 A suspicion signal s becomes q in [0,1], and q the weight α of the original view, between α_clean and α_attacked.
 """
@@ -9,56 +9,97 @@ import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ._internal.checks import flag, not_negative, one_of, positive, share
+from ._internal.registry import Registry
+from ._internal.signatures import changed_fields, check_options
+from .errors import InvalidTypeError
 from .gate import Gate
-from .options import check
-from .pooling import entropy, with_original
-from .registry import Registry
+from .pooling import Verdict, entropy, with_original
 
 FLOOR = 1e-8  # probabilities are floored here before their logarithm is compared
 
 
-class Mixer(Protocol):
-    """Anything that re-weights the original view against the augmented ones.
+@runtime_checkable
+class Mixing(Protocol):
+    """Anything that weighs the original view against the augmented ones.
 
-    least_views: augmented views without which it knows nothing.
-    mix: final weights (V,B), and how suspicious every image looks (B,).
-    teaches, if there is one: whether methods learn from what it makes of the views (default) or from pooling alone.
-    remembering(base_weights, probs, features, seen), if there is one, is asked instead of mix where `memory` says that
-        it remembers so many numbers from batch to batch; it gives them anew as a third. A method's state has them.
-    pipeline, if there is one: the preset of the views it takes where the user names none.
-    of_features(weights, base_weights), if there is one: weights (V,B) of the features that a method learns from which
-        aligns features with scores, and of the head's scores of these; None: as pooled for every other method.
+    Attributes:
+        version: Raised when its decisions change; a part of the names of runs.
+        least_views: How many augmented views it needs.
+        preset: The preset of views that it takes if the user names none.
+        memory_size: How many numbers it remembers from batch to batch. A method's saved state has them.
+        estimates_suspicion: Whether its verdicts say how probable it is that an image is attacked.
     """
 
     @property
+    def version(self) -> int: ...
+    @property
     def least_views(self) -> int: ...
+    @property
+    def preset(self) -> str: ...
+    @property
+    def memory_size(self) -> int: ...
+    @property
+    def estimates_suspicion(self) -> bool: ...
 
-    def mix(self, base_weights: Tensor, probs: Tensor, features: Tensor) -> tuple[Tensor, Tensor]: ...
+    def weigh(self, base: Tensor, probs: Tensor, features: Tensor, memory: Tensor) -> Verdict:
+        """Decide about a batch.
+
+        Args:
+            base: Weights (V,B) of the pooling rule.
+            probs: Probabilities (V,B,K) of every view.
+            features: Features (V,B,d) of every view.
+            memory: What earlier batches left, (memory_size,); zeros at the start of a stream.
+        """
+        ...
+
+
+MIXINGS: Registry[Callable[..., Mixing]] = Registry("mixing")
+register = MIXINGS.register
+register("gate")(Gate)
+
+
+@register("none")
+class NoMixing:
+    """SAFER without mixing: answer with, and learn from, the weights of the pooling rule."""
+
+    version: ClassVar[int] = 1
+    least_views: ClassVar[int] = 0
+    preset: ClassVar[str] = "released"
+    memory_size: ClassVar[int] = 0
+    estimates_suspicion: ClassVar[bool] = False
+
+    def weigh(self, base: Tensor, probs: Tensor, features: Tensor, memory: Tensor) -> Verdict:
+        disagreement = signal("feat_disagreement", probs.detach(), features.detach())
+        return Verdict(base, base, signals={"feat_disagreement": disagreement})
 
 
 def signals(probs: Tensor, features: Tensor) -> dict[str, Tensor]:
-    """Every suspicion signal of every image, {name: (B,)}, from probs (V,B,K) and features (V,B,d).
+    """Return every suspicion signal of every image, {name: (B,)}.
 
-    The augmented views speak with one voice, their mean. Without augmented views the original answers for them.
+    The original is compared with the mean of the augmented views; without augmented views, with itself.
+
+    Args:
+        probs: Probabilities (V,B,K) of every view.
+        features: Features (V,B,d) of every view.
     """
     return {name: function(*_sides(probs), *_sides(features)) for name, function in SIGNALS.items()}
 
 
 def signal(name: str, probs: Tensor, features: Tensor) -> Tensor:
-    """One of the signals, (B,)."""
-    if name not in SIGNALS:
-        raise ValueError(f"signal {name!r} is unknown; expected one of {', '.join(SIGNALS)}")
+    """Return one of the signals, (B,)."""
+    one_of(SIGNALS, signal=name)
     return SIGNALS[name](*_sides(probs), *_sides(features))
 
 
 def _sides(views: Tensor) -> tuple[Tensor, Tensor]:
-    """The original view and the mean of the augmented ones."""
+    """Return the original view and the mean of the augmented ones."""
     return views[0], views[1:].mean(dim=0) if len(views) > 1 else views[0]
 
 
@@ -93,16 +134,28 @@ SIGNALS: dict[str, Signal] = {  # of (p of the original, p of the augmented, z o
     "feat_disagreement": lambda p, q, z, y: _feat_disagreement(z, y),
 }
 
-CURVES: dict[str, Callable[[Tensor, Mixing], Tensor]] = {
+CURVES: dict[str, Callable[[Tensor, AdaptiveMixing], Tensor]] = {
     "step": lambda o, mixing: (o >= 0).to(o.dtype),
     "linear": lambda o, mixing: (0.5 + o / mixing.delta).clamp(0, 1),
     "sigmoid": lambda o, mixing: torch.sigmoid(mixing.kappa * o),
 }
 
 
+@register("sigmoid")
 @dataclass(frozen=True, kw_only=True)
-class Mixing:
-    """The paper's adaptive mixing. Defaults are its own, fixed for every dataset and method."""
+class AdaptiveMixing:
+    """The paper's adaptive mixing, SAFER-A. Defaults are its own, the same for every dataset and method.
+
+    Args:
+        curve: How a signal becomes q: step, linear or sigmoid.
+        signal: Which signal, a key of `SIGNALS`.
+        tau: The threshold of the signal.
+        kappa: The slope of the sigmoid curve.
+        delta: The width of the linear curve.
+        alpha_attacked: Weight of an original that looks attacked.
+        alpha_clean: Weight of an original that looks clean.
+        higher_is_suspicious: Whether a high signal means that an image is suspicious.
+    """
 
     curve: str = "sigmoid"
     signal: str = "feat_disagreement"
@@ -113,66 +166,59 @@ class Mixing:
     alpha_clean: float = 0.65
     higher_is_suspicious: bool = True
 
+    version: ClassVar[int] = 1
+    least_views: ClassVar[int] = 1
+    preset: ClassVar[str] = "released"
+    memory_size: ClassVar[int] = 0
+    estimates_suspicion: ClassVar[bool] = False
+
     def __post_init__(self) -> None:
-        if self.curve not in CURVES:
-            raise ValueError(f"curve {self.curve!r} is unknown; expected one of {', '.join(CURVES)}")
-        if self.signal not in SIGNALS:
-            raise ValueError(f"signal {self.signal!r} is unknown; expected one of {', '.join(SIGNALS)}")
-        for name in ("alpha_attacked", "alpha_clean"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; expected a weight between 0 and 1")
-        if self.delta <= 0:
-            raise ValueError(f"delta is {self.delta}; expected the positive width of the linear curve")
+        one_of(CURVES, curve=self.curve)
+        one_of(SIGNALS, signal=self.signal)
+        share(alpha_attacked=self.alpha_attacked, alpha_clean=self.alpha_clean)
+        not_negative(kappa=self.kappa)
+        positive(delta=self.delta)
+        flag(higher_is_suspicious=self.higher_is_suspicious)
 
     def alpha(self, signal: Tensor) -> Tensor:
-        """The weight (B,) of the original view."""
+        """Return the weight (B,) of the original view."""
         o = signal - self.tau if self.higher_is_suspicious else self.tau - signal
         q = CURVES[self.curve](o, self)
         return self.alpha_clean + q * (self.alpha_attacked - self.alpha_clean)
 
-    @property
-    def least_views(self) -> int:
-        return 1
-
-    def mix(self, base_weights: Tensor, probs: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Final weights (V,B): α for the original, the rest as the base weights share it; and suspicion (B,)."""
+    def weigh(self, base: Tensor, probs: Tensor, features: Tensor, memory: Tensor) -> Verdict:
+        """Give the original the weight α; the augmented views share the rest as the base weights say."""
         found = signal(self.signal, probs, features)
-        suspicion = found if self.higher_is_suspicious else -found  # whoever reads it takes more for more suspicious
-        if len(base_weights) == 1:
-            return base_weights, suspicion  # no augmented view to mix with
-        return with_original(self.alpha(found).to(base_weights.dtype), base_weights), suspicion
+        signals = {self.signal: (found if self.higher_is_suspicious else -found).detach()}
+        if len(base) == 1:  # no augmented view to mix with
+            return Verdict(base, base, signals=signals)
+        weights = with_original(self.alpha(found).to(base.dtype), base)
+        return Verdict(weights, weights, signals=signals)
 
 
-_SHIPPED: dict[str, Callable[..., Mixer]] = {
-    **{curve: functools.partial(Mixing, curve=curve) for curve in CURVES},
-    "gate": Gate,
-}
-MIXINGS = Registry("mixing", _SHIPPED)
+register("step")(functools.partial(AdaptiveMixing, curve="step"))
+register("linear")(functools.partial(AdaptiveMixing, curve="linear"))
 
 
-def create(mixing: str | Mapping[str, Any] | Mixer | None) -> Mixer | None:
-    """A mixing by name (`sigmoid` is SAFER-A), from a name and arguments ({"name": "gate", "cost": 5}; without a name
-    they are Mixing's), as it is, or none."""
-    if isinstance(mixing, Mapping):
-        name, options = mixing.get("name", "sigmoid"), {k: v for k, v in mixing.items() if k != "name"}
-    elif mixing is None or (not isinstance(mixing, str | bool | type) and hasattr(mixing, "mix")):
-        return mixing
-    else:
-        name, options = mixing, {}
-    if name not in MIXINGS:
-        raise ValueError(
-            f"mixing {name!r} is unknown; expected one of {', '.join(MIXINGS)}, a Mixing, its arguments or None"
+def create(mixing: str | Mapping[str, Any] | Mixing) -> Mixing:
+    """Return a mixing from its name, from a name and options such as {"name": "gate", "cost": 5}, or as it is."""
+    if isinstance(mixing, str):
+        return create({"name": mixing})
+    if not isinstance(mixing, Mapping):
+        if isinstance(mixing, Mixing) and not isinstance(mixing, type):
+            return mixing
+        raise InvalidTypeError(
+            f"mixing is {mixing!r}; expected one of {', '.join(MIXINGS)}, a dict of a name and options, or an object "
+            "that has all that `safer_tta.Mixing` lists"
         )
-    check(MIXINGS[name], options, f"mixing {name!r}")
-    return MIXINGS[name](**options)
+    options = dict(mixing)
+    name = options.pop("name", "sigmoid")
+    made = MIXINGS.find(name)
+    check_options(made, options, f"mixing {name!r}")
+    return made(**options)
 
 
-def settings(mixing: Mixer | None) -> dict[str, Any] | None:
-    """What `create` makes it from again; of a mixing from elsewhere, what tells it from others."""
-    if mixing is None:
-        return None
-    if type(mixing) is Mixing:
-        return dataclasses.asdict(mixing)
-    options: dict[str, Any] = dataclasses.asdict(mixing) if dataclasses.is_dataclass(mixing) else {}
-    known = next((name for name, made in MIXINGS.items() if made is type(mixing)), type(mixing).__qualname__)
-    return {"name": known, **options}
+def settings(mixing: Mixing) -> dict[str, Any]:
+    """Return a name, and the options that differ from their defaults: `create` makes the mixing again from these."""
+    known = (name for name, made in MIXINGS.items() if made is type(mixing))
+    return {"name": next(known, type(mixing).__qualname__), **changed_fields(mixing)}

@@ -6,46 +6,80 @@ Views come first: probs (V,B,K), features (V,B,d), weights (V,B). View 0 is the 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from .registry import Registry
+from ._internal.registry import Registry
+from .errors import InvalidValueError
 
-Rule = Callable[[Tensor, Tensor], Tensor]
-RULES: Registry[Rule] = Registry("pooling rule")
+LITTLE = 1e-8  # if the augmented views' weights sum to no more than this, they share equally
+NOTHING = 1e-6  # if all weights sum to no more than this, all views share equally
 
-BY_AGREEMENT = {"cc", "cc_drop"}  # rules that need several images to compare views on
-LITTLE = 1e-8  # augmented views that share no more than this share it alike
-NOTHING = 1e-6  # weights that sum to no more than this say nothing: use all views alike
+
+@dataclass(frozen=True)
+class Rule:
+    """A pooling rule: a function of (probs, features) -> raw weights, (V,B), or (V,1) if the batch shares them.
+
+    Attributes:
+        function: The rule itself.
+        compares_views: Whether it compares views over a batch, so that it needs several images.
+        version: Raised when its weights change; a part of the names of runs.
+    """
+
+    name: str
+    function: Callable[[Tensor, Tensor], Tensor]
+    compares_views: bool = False
+    version: int = 1
+
+
+RULES: Registry[Rule] = Registry("pool", Rule)
+register = RULES.register
 
 
 @dataclass(frozen=True)
 class Pooled:
-    """Weights (V,B) that sum to one over the views, the reliability (V,) behind them, and the dropped view's index
-    (a scalar tensor, -1 if none was dropped)."""
+    """What a rule makes of a batch.
+
+    Attributes:
+        weights: (V,B), summing to one over the views.
+        reliability: (V,), the agreement of each view with the others.
+        dropped: A scalar: the index of the view that got no weight in the whole batch, -1 if none was dropped.
+    """
 
     weights: Tensor
     reliability: Tensor
     dropped: Tensor
 
 
-def rule(name: str) -> Callable[[Rule], Rule]:
-    """Register a function of (probs, features) -> raw weights, (V,B) or (V,1) where the batch shares them."""
+@dataclass(frozen=True)
+class Verdict:
+    """What a mixing decides about a batch, once. Weights are (V,B) and sum to one over the views.
 
-    def register(function: Rule) -> Rule:
-        RULES[name] = function
-        return function
+    Attributes:
+        answer: Weights of the probabilities that are answered.
+        lesson: Weights of the probabilities that methods learn from; may be the same object as `answer`.
+        aligned: Weights of features, and of the head's scores of them, for methods that align the one with the other.
+            None: these get the lesson, as all others.
+        suspicion: The probability (B,) that an image is attacked, if the mixing estimates one.
+        signals: Other figures (B,) by name, oriented so that more is more suspicious.
+        memory: What to remember from this batch on, if it is learnt from.
+    """
 
-    return register
+    answer: Tensor
+    lesson: Tensor
+    aligned: Tensor | None = None
+    suspicion: Tensor | None = None
+    signals: Mapping[str, Tensor] = field(default_factory=dict)
+    memory: Tensor | None = None
 
 
 def reliability(features: Tensor) -> Tensor:
     """r_v (V,): the average cross-correlation of view v with every other view, over batch and dimensions."""
     if features.ndim != 3:
-        raise ValueError(f"features are {tuple(features.shape)}; expected (V,B,d)")
+        raise InvalidValueError(f"features are {tuple(features.shape)}; expected (V,B,d)")
     views, batch, dimensions = features.shape
     if views == 1:
         return features.new_zeros(1, dtype=_at_least_single(features))
@@ -66,14 +100,14 @@ def weights(name: str, probs: Tensor, features: Tensor) -> Tensor:
 
 
 def pool(name: str, probs: Tensor, features: Tensor) -> Pooled:
-    """Weights and what they rest on."""
-    check_rule(name)
+    """Weights of every view under the named rule, and the reliability behind them."""
+    rule = RULES.find(name)
     if probs.ndim != 3 or features.ndim != 3 or probs.shape[:2] != features.shape[:2]:
-        raise ValueError(
-            f"probs {tuple(probs.shape)} and features {tuple(features.shape)} do not belong together; "
+        raise InvalidValueError(
+            f"probs {tuple(probs.shape)} and features {tuple(features.shape)} do not fit each other; "
             "expected (V,B,K) and (V,B,d)"
         )
-    raw = RULES[name](probs, features)
+    raw = rule.function(probs, features)
     total = raw.sum(dim=0, keepdim=True)
     normalised = torch.where(total > NOTHING, raw / total.clamp_min(NOTHING), 1 / len(raw))
     with torch.no_grad():
@@ -96,22 +130,17 @@ def _dropped(weights: Tensor) -> Tensor:
     return torch.where(first.amin() == 0, first.argmin(), -1) if shared else torch.full_like(first.argmin(), -1)
 
 
-def check_rule(name: str) -> None:
-    if name not in RULES:
-        raise ValueError(f"pooling rule {name!r} is unknown; expected one of {', '.join(RULES)}")
-
-
 def entropy(probs: Tensor) -> Tensor:
     """Entropy over the last dimension, in nats; 0·log 0 = 0, with a finite gradient."""
     return -(probs * probs.clamp_min(1e-12).log()).sum(dim=-1)
 
 
-@rule("mean")
+@register("mean")
 def mean(probs: Tensor, features: Tensor) -> Tensor:
     return torch.ones_like(probs[:, :1, 0])
 
 
-@rule("entropy")
+@register("entropy")
 def confident(probs: Tensor, features: Tensor) -> Tensor:
     """1 - H / log K: confident views count more, image by image."""
     classes = probs.shape[2]
@@ -120,18 +149,18 @@ def confident(probs: Tensor, features: Tensor) -> Tensor:
     return (1 - entropy(probs) / math.log(classes)).clamp_min(0)
 
 
-@rule("top1")
+@register("top1")
 def top1(probs: Tensor, features: Tensor) -> Tensor:
     return probs.amax(dim=-1)
 
 
-@rule("cc")
+@register("cc", compares_views=True)
 def cc(probs: Tensor, features: Tensor) -> Tensor:
     """Reliability, negative ones clipped: an anti-correlated view says nothing."""
     return reliability(features).clamp_min(0)[:, None].to(probs.dtype)
 
 
-@rule("cc_drop")
+@register("cc_drop", compares_views=True)
 def cc_drop(probs: Tensor, features: Tensor) -> Tensor:
     """As cc, and the least reliable view (the first of several) gets nothing."""
     rho = cc(probs, features)

@@ -16,12 +16,13 @@ from torch import Tensor
 
 import safer_tta
 from safer_tta import methods, predictors
+from safer_tta._internal import safetensors_io
 from tests.conftest import LEARNING, batches, small_net
 
 FILE = Path(__file__).with_name("recorded.safetensors")
-PREDICTORS = ("plain", "jpeg", "fft", "blur", "safer", "safer-a", "safer-gate")
+PREDICTORS = ("plain", "jpeg", "fft", "blur", "safer", "safer-a", "safer-g")
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
-OPTIONS = {**LEARNING, "memo": {"copies": 3}, "cotta": {"versions": 3, "threshold": 1.1}}
+OPTIONS = {**LEARNING, "memo": {"copies": 3}, "cotta": {"versions": 3, "threshold": 1.1}, "tesla": {}}
 
 
 def answers(method: str, predictor: str, dtype: str) -> tuple[Tensor, str]:
@@ -33,7 +34,8 @@ def answers(method: str, predictor: str, dtype: str) -> tuple[Tensor, str]:
         prediction = adapted(images.to(DTYPES[dtype]))
         report = prediction.report
         shown = (prediction.probs, prediction.logits, prediction.features, report.weights, report.reliability)
-        for tensor in (*shown, report.dropped, report.signal):
+        signal = next(iter(report.signals.values()), None) if report.suspicion is None else report.suspicion
+        for tensor in (*shown, report.dropped, signal):
             if tensor is not None:
                 digest.update(tensor.contiguous().numpy().tobytes())
     state = adapted.state_dict()
@@ -43,8 +45,6 @@ def answers(method: str, predictor: str, dtype: str) -> tuple[Tensor, str]:
 
 
 def record() -> None:
-    from safer_tta import tensorfile
-
     torch.set_num_threads(1)
     tensors, hashes = {}, {}
     for method in sorted(methods.METHODS):
@@ -55,7 +55,7 @@ def record() -> None:
                 tensors[name] = probs
                 print(name, hashes[name], flush=True)  # noqa: T201
     hashes["machine"] = machine()
-    tensorfile.write(FILE, tensors, hashes)
+    safetensors_io.write(FILE, tensors, hashes)
 
 
 def machine() -> str:

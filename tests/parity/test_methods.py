@@ -48,7 +48,7 @@ def test_defaults_are_the_published_ones(method):
 
 def test_tent_is_ten_lines():
     source = small_net().double()
-    ours = safer_tta.adapt(source, "tent", safer=False)
+    ours = safer_tta.adapt(source, "tent", "plain")
 
     model = copy.deepcopy(source).eval()
     for norm in norms(model):
@@ -68,7 +68,7 @@ def test_tent_is_ten_lines():
 
 def test_pl_learns_from_confident_images():
     source = small_net().double()
-    ours = safer_tta.adapt(source, "pl", safer=False)
+    ours = safer_tta.adapt(source, "pl", "plain")
 
     model = copy.deepcopy(source).train()
     model.dropout.eval()
@@ -93,7 +93,7 @@ def test_pl_learns_from_confident_images():
 
 def test_bn_uses_the_batch_and_moves_the_running_statistics():
     source = small_net().double()
-    ours = safer_tta.adapt(source, "bn", safer=False)
+    ours = safer_tta.adapt(source, "bn", "plain")
     model = copy.deepcopy(source).train()
     model.dropout.eval()
     for images in batches(3):
@@ -104,7 +104,7 @@ def test_bn_uses_the_batch_and_moves_the_running_statistics():
 
 def test_none_is_the_source_model_in_eval_mode():
     source = small_net().double()
-    ours = safer_tta.adapt(source, "none", safer=False)
+    ours = safer_tta.adapt(source, "none", "plain")
     for images in batches(2):
         assert torch.equal(ours(images).logits, copy.deepcopy(source).eval()(images.double()).detach())
 
@@ -118,7 +118,7 @@ def test_train_mode_is_for_batch_norms_only(method):
     model = copy.deepcopy(source).eval()
     model.norm1.train()
     images = batches(1)[0].double()
-    ours = safer_tta.adapt(source, method, safer=False)
+    ours = safer_tta.adapt(source, method, "plain")
     assert torch.allclose(ours(images).logits, model(images).detach(), rtol=0, atol=1e-9)
     assert torch.equal(ours.export().norm2.running_mean, source.norm2.running_mean)
 
@@ -145,7 +145,7 @@ def test_medbn_normalises_about_the_lower_median():
 
 def test_tent_with_medbn_replaces_every_batch_norm():
     source = small_net().double()
-    ours = safer_tta.adapt(source, "tent", safer=False, norm="medbn")
+    ours = safer_tta.adapt(source, "tent", "plain", norm="medbn")
     images = batches(1)[0].double()
     model = copy.deepcopy(source).eval()
     for norm in norms(model):

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from safer_tta.methods.own_views import augmix, easy, strong
-from safer_tta.methods.policy import LIBRARY, Policy
+from safer_tta.methods._frame.augmentations import augmix, easy, strong
+from safer_tta.methods._frame.policy import LIBRARY, Policy
 from safer_tta.views.augment import turn_hue
 from tests.parity.test_operators import REFERENCES, gaussian_blur
 

@@ -1,11 +1,12 @@
-"""Attacks in pixel space: transferred PGD, EOT through a defended predictor, AutoAttack."""
+"""Attacks in pixel space. They are made on a surrogate ahead of a stream, or live through the deployed predictor."""
 
-from ..rooms import import_all
+from .._internal.autoload import import_all
 from .autoattack import autoattack
 from .eot import eot_pgd
 from .pgd import pgd
 from .registry import ATTACKS
+from .threat import full_threat
 
 import_all(__name__, __path__)
 
-__all__ = ["ATTACKS", "autoattack", "eot_pgd", "pgd"]
+__all__ = ["ATTACKS", "autoattack", "eot_pgd", "full_threat", "pgd"]

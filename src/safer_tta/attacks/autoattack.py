@@ -1,6 +1,6 @@
 """AutoAttack (Croce and Hein, 2020), standard version, through the package pyautoattack (extra `[attacks]`).
 
-APGD-CE, APGD-T, FAB-T and Square, one after the other, each on the images that withstood those before it.
+APGD-CE, APGD-T, FAB-T and Square run one after the other, each on the images that withstood those before it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Generator, Tensor, nn
 
+from ..errors import InvalidTypeError, InvalidValueError, MissingPackageError
 from ..models import Classifier
 from ..predictors import check_images
 from .pgd import BALLS, check_threat, scores, undisturbed
@@ -35,38 +36,38 @@ def autoattack(
     components: tuple[str, ...] = COMPONENTS,
     progress: Callable[[str, float], None] = lambda component, accuracy: None,
 ) -> tuple[Tensor, dict[str, float]]:
-    """(attacked images on 8-bit values, accuracy of the model after each component and after rounding).
+    """Attack images with AutoAttack. An image that the model gets wrong to begin with stays as it is.
 
-    An image the model gets wrong to begin with stays as it is: there is nothing to attack.
+    Args:
+        model: A model or a Classifier, which must give the same answer every time.
+        images: (B,3,H,W), floats in [0,1] or uint8.
+        labels: The true classes (B,).
+        eps: The budget in pixel values of [0,1].
+        norm: "linf" or "l2".
+        seed: Decides every draw.
+        batch: How many images are attacked at once.
+        components: The attacks, in their order.
+        progress: Called after every component with its name and the accuracy that is left.
+
+    Returns:
+        Attacked images on 8-bit values, and the model's accuracy after each component and after rounding.
     """
-    try:
-        from pyautoattack import AutoAttack
-    except ImportError as error:
-        raise ImportError("AutoAttack needs pyautoattack: pip install 'safer-tta[attacks]'") from error
     if not isinstance(model, nn.Module):
-        raise TypeError(
+        raise InvalidTypeError(
             f"model is {type(model).__name__}; expected a model or a Classifier, which answers the same every "
-            "time. For a Predictor there is eot_pgd"
+            "time. Attack a Predictor with eot_pgd"
         )
     check_threat(eps=eps, step=eps, steps=1, norm=norm)
     check_images(images)
     images = images / 255 if images.dtype == torch.uint8 else images.detach()
     labels = labels.to(images.device)
     forward = _Scores(model)
-    logging.getLogger("auto-attack").setLevel(logging.ERROR)
     cuda = [images.device] if images.is_cuda else []
     with undisturbed(model), _no_gradients(model), torch.random.fork_rng(cuda), torch.inference_mode(False):
         images, labels = images.clone(), labels.clone()
-        if (classes := _classes(forward, images)) < LEAST_CLASSES:
-            raise ValueError(
-                f"the model knows {classes} classes and AutoAttack's losses compare the {LEAST_CLASSES} best; expected "
-                "as many at least. Use pgd"
-            )
         attacked, accuracy = images.clone(), {"clean": _accuracy(forward, images, labels, batch)}
         for component in components:
-            attack = AutoAttack(forward, norm=NORMS[norm], eps=eps, version="standard", device=images.device, seed=seed)
-            _limit_targets(attack, classes)
-            attack.attacks_to_run = [component]
+            attack = _component(component, forward, images, eps=eps, norm=norm, seed=seed)
             standing = _right(forward, attacked, labels, batch)
             if standing.any():
                 with torch.enable_grad():
@@ -80,16 +81,36 @@ def autoattack(
 
 
 @register("autoattack", own_steps=True, passes=100)
-def _on_surrogate(
-    surrogate: Classifier, images: Tensor, labels: Tensor, threat: Mapping[str, Any], randomness: Generator
+def attack_surrogate(
+    model: Classifier, images: Tensor, labels: Tensor, threat: Mapping[str, Any], randomness: Generator
 ) -> Tensor:
     seed = int(torch.randint(2**31, (), generator=randomness))
-    return autoattack(surrogate, images, labels, eps=threat["eps"], norm=threat["norm"], seed=seed)[0]
+    return autoattack(model, images, labels, eps=threat["eps"], norm=threat["norm"], seed=seed)[0]
+
+
+def _component(name: str, forward: nn.Module, images: Tensor, *, eps: float, norm: str, seed: int) -> Any:
+    """Return one of the attacks, ready to run."""
+    try:
+        from pyautoattack import AutoAttack
+    except ImportError as error:
+        raise MissingPackageError("AutoAttack needs pyautoattack: pip install 'safer-tta[attacks]'") from error
+    classes = _classes(forward, images)
+    if classes < LEAST_CLASSES:
+        raise InvalidValueError(
+            f"the model has {classes} classes, and AutoAttack's losses compare the {LEAST_CLASSES} best; expected "
+            "at least as many. Use pgd"
+        )
+    logging.getLogger("auto-attack").setLevel(logging.ERROR)
+    attack = AutoAttack(forward, norm=NORMS[norm], eps=eps, version="standard", device=images.device, seed=seed)
+    # The targeted attacks try nine other classes; with fewer than ten they would look past the last one.
+    attack.apgd_targeted.n_target_classes = attack.fab.n_target_classes = min(9, classes - 1)
+    attack.attacks_to_run = [name]
+    return attack
 
 
 @contextlib.contextmanager
 def _no_gradients(model: nn.Module) -> Iterator[None]:
-    """Inside, the model's parameters collect no gradients; some of the attacks call backward()."""
+    """Collect no gradients of the model's parameters inside; some of the attacks call backward()."""
     wanted = [p for p in model.parameters() if p.requires_grad]
     for parameter in wanted:
         parameter.requires_grad_(False)
@@ -114,11 +135,6 @@ class _Scores(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         return scores(self.model, images)
-
-
-def _limit_targets(attack: Any, classes: int) -> None:
-    """The targeted attacks try nine other classes; with fewer than ten they would look past the last one."""
-    attack.apgd_targeted.n_target_classes = attack.fab.n_target_classes = min(9, classes - 1)
 
 
 @torch.no_grad()

@@ -1,20 +1,23 @@
 """Expectation over transformation (Athalye et al., 2018): PGD *through* a defended predictor.
 
-The attacker knows the defence. Every step averages the gradient over K fresh draws of the views, so the randomness of
-SAFER hides nothing from it. The predictor itself is not moved: not its generator, statistics or gradients.
+The attacker knows the defence. Every step averages the gradient over K fresh draws of the views, so randomness hides
+nothing. The predictor itself is not moved: neither its generator nor its statistics nor its gradients.
 """
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Generator, Tensor
 
+from .._internal.checks import count
+from .._internal.seeds import draw_seed
+from ..errors import InvalidTypeError
 from ..predictors import Draw, Predictor
-from ..seeds import drawn
 from .pgd import ascend, check_labels, loss_gradient
+from .registry import register
 
 
 def eot_pgd(
@@ -29,23 +32,34 @@ def eot_pgd(
     norm: str = "linf",
     generator: Generator | None = None,
 ) -> Tensor:
-    """Attack a batch through the predictor as it stands now. draws: K; generator: the attacker's own, on the CPU."""
-    if draws < 1:
-        raise ValueError(f"draws is {draws}; expected at least 1 (K = 0 is the transferred attack, pgd on a surrogate)")
+    """Attack a batch through a predictor as it stands now.
+
+    Args:
+        predictor: What is attacked, such as `Safer(model)` or `adapted.predictor`.
+        images: (B,3,H,W), floats in [0,1] or uint8.
+        labels: The true classes (B,).
+        draws: Over how many draws of the views each gradient is averaged (K).
+        eps: The budget in pixel values of [0,1].
+        step: The size of a step.
+        steps: The number of steps.
+        norm: "linf" or "l2".
+        generator: The attacker's own, on the CPU.
+
+    Returns:
+        Attacked images on 8-bit values, within the budget.
+    """
+    count(draws=draws)
     if not isinstance(predictor, Predictor):
-        raise TypeError(
+        raise InvalidTypeError(
             f"predictor is {type(predictor).__name__}; expected a Predictor, such as Safer(model) or adapted.predictor"
         )
     check_labels(labels, images)
-    known = copy.copy(predictor)
-    known.validate = False  # perturbed images are in range by construction
-    known.generator = torch.Generator().manual_seed(drawn(generator))
+    known = predictor.fork(seed=draw_seed(generator), validate=False)  # perturbed images are in range by construction
 
     def gradient(perturbed: Tensor) -> Tensor:
         total = torch.zeros_like(perturbed)
         for _ in range(draws):
-            draw = known.draw(perturbed)
-            total += loss_gradient(_through(known, draw), perturbed, labels)
+            total += loss_gradient(_through(known, known.draw(perturbed)), perturbed, labels)
         return total / draws
 
     return ascend(gradient, images, eps=eps, step=step, steps=steps, norm=norm, generator=generator)
@@ -53,3 +67,10 @@ def eot_pgd(
 
 def _through(predictor: Predictor, draw: Draw) -> Callable[[Tensor], Tensor]:
     return lambda images: predictor(images, draw, track=False).logits
+
+
+@register("eot", live=True, steps=10, options={"draws": 1})
+def attack_predictor(
+    model: Predictor, images: Tensor, labels: Tensor, threat: Mapping[str, Any], randomness: Generator
+) -> Tensor:
+    return eot_pgd(model, images, labels, generator=randomness, **threat)

@@ -1,7 +1,8 @@
 """Projected gradient descent (Madry et al., 2018) in pixel space, under an l∞ or an l2 budget.
 
-Random start, `steps` steps, projection after each. The result is what a camera could have delivered: 8-bit values, and
-the budget holds after that rounding too. The model's mode, gradients and statistics are left as they were found.
+It starts at random, takes `steps` steps and projects after each. The result is what a camera could have delivered: it
+has 8-bit values, and the budget holds after that rounding too. The model's mode, gradients and statistics stay as they
+were.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
+from .._internal.checks import count, one_of
+from .._internal.seeds import draw_seed
+from ..errors import InvalidTypeError, InvalidValueError
 from ..models import Classifier
 from ..predictors import Prediction, Predictor, check_images
-from ..seeds import drawn
 from .registry import register
 
 Gradient = Callable[[Tensor], Tensor]
@@ -36,12 +39,21 @@ def pgd(
     norm: str = "linf",
     generator: Generator | None = None,
 ) -> Tensor:
-    """Images (B,3,H,W) within `eps` of the given ones on which `predict` does worse.
+    """Search near images for ones on which a model does worse. One step of size `eps` is FGSM.
 
-    predict: a model, a Classifier, a Predictor, or any function from images to class scores.
-        A Predictor is asked with the draw it would make next, the same at every step; `eot_pgd` draws afresh.
-    eps, step: in pixel values of [0,1], such as 8/255 and 2/255. norm: "linf" or "l2". One step of size eps is FGSM.
-    generator: decides the random start; on the CPU.
+    Args:
+        predict: A model, a Classifier, a Predictor, or any function from images to class scores. A Predictor is asked
+            with the draw that it would make next, the same at every step; `eot_pgd` draws afresh.
+        images: (B,3,H,W), floats in [0,1] or uint8.
+        labels: The true classes (B,).
+        eps: The budget in pixel values of [0,1], such as 8/255.
+        step: The size of a step, such as 2/255.
+        steps: The number of steps.
+        norm: "linf" or "l2".
+        generator: Decides the random start; it is on the CPU.
+
+    Returns:
+        Attacked images on 8-bit values, within the budget.
     """
 
     def gradient(perturbed: Tensor) -> Tensor:
@@ -53,10 +65,10 @@ def pgd(
 
 
 @register("pgd")
-def _on_surrogate(
-    surrogate: Classifier, images: Tensor, labels: Tensor, threat: Mapping[str, Any], randomness: Generator
+def attack_surrogate(
+    model: Classifier, images: Tensor, labels: Tensor, threat: Mapping[str, Any], randomness: Generator
 ) -> Tensor:
-    return pgd(surrogate, images, labels, generator=randomness, **threat)
+    return pgd(model, images, labels, generator=randomness, **threat)
 
 
 def ascend(
@@ -69,7 +81,7 @@ def ascend(
     norm: str,
     generator: Generator | None,
 ) -> Tensor:
-    """Climb a gradient inside the ball of radius eps about the images; end on 8-bit values."""
+    """Climb a gradient inside the ball of radius eps around the images, and end on 8-bit values."""
     check_threat(eps=eps, step=step, steps=steps, norm=norm)
     check_images(images)
     ball = BALLS[norm]
@@ -82,15 +94,15 @@ def ascend(
 
 
 def _uniform(like: Tensor, generator: Generator | None) -> Tensor:
-    """Random numbers for a start, drawn where the images are: on a GPU's host they would take longer than a step."""
+    """Draw random numbers on the images' device. On the host of a GPU this would take longer than a step."""
     if like.device.type == "cpu":
         return torch.rand(like.shape, generator=generator, dtype=torch.float32).to(like)
-    own = torch.Generator(like.device).manual_seed(drawn(generator))
+    own = torch.Generator(like.device).manual_seed(draw_seed(generator))
     return torch.rand(like.shape, generator=own, device=like.device, dtype=torch.float32).to(like.dtype)
 
 
 def loss_gradient(predict: Callable[[Tensor], Tensor], images: Tensor, labels: Tensor) -> Tensor:
-    """Gradient of the summed cross-entropy with respect to the images alone."""
+    """Return the gradient of the summed cross-entropy with respect to the images."""
     with torch.inference_mode(False), torch.enable_grad():
         images = images.detach().clone().requires_grad_(True)
         scores = predict(images).float()
@@ -99,9 +111,9 @@ def loss_gradient(predict: Callable[[Tensor], Tensor], images: Tensor, labels: T
 
 
 def scores(predict: Callable[[Tensor], Any], images: Tensor) -> Tensor:
-    """Class scores, whatever kind of thing predicts."""
+    """Return the class scores of anything that predicts."""
     if hasattr(predict, "state_bytes"):
-        raise TypeError(
+        raise InvalidTypeError(
             "predict is a method, which would adapt while it is attacked; expected its predictor or a model"
         )
     answer = predict(images, track=False) if isinstance(predict, Predictor) else predict(images)
@@ -109,32 +121,33 @@ def scores(predict: Callable[[Tensor], Any], images: Tensor) -> Tensor:
         return answer.logits
     scores = answer[1] if isinstance(predict, Classifier) else getattr(answer, "logits", answer)
     if not isinstance(scores, Tensor):
-        raise TypeError(f"predict returned {type(scores).__name__}; expected class scores (B,K)")
+        raise InvalidTypeError(f"predict returned {type(scores).__name__}; expected class scores (B,K)")
     return scores
 
 
 def check_labels(labels: Any, images: Tensor) -> None:
+    """Refuse anything but one class for each image."""
     check_images(images, values=False)
     if not isinstance(labels, Tensor) or labels.is_floating_point() or labels.shape != images.shape[:1]:
         came = (
             f"of shape {tuple(labels.shape)}, {labels.dtype}" if isinstance(labels, Tensor) else type(labels).__name__
         )
-        raise TypeError(f"labels are {came}; expected a tensor of {len(images)} whole numbers, a class for each image")
+        raise InvalidTypeError(
+            f"labels are {came}; expected a tensor of {len(images)} whole numbers, a class for each image"
+        )
 
 
 def check_threat(*, eps: float, step: float, steps: int, norm: str) -> None:
-    """Refuse a budget that is not one: above all pixel values of 0..255 given as those of [0,1]."""
-    if norm not in BALLS:
-        raise ValueError(f"norm {norm!r} is unknown; expected one of {', '.join(BALLS)}")
+    """Refuse an impossible budget, such as one in levels of 0..255."""
+    one_of(BALLS, norm=norm)
     largest = 1.0 if norm == "linf" else math.inf
     for name, value in (("eps", eps), ("step", step)):
         if not 0 < value <= largest:
-            raise ValueError(
+            raise InvalidValueError(
                 f"{name} is {value:g}; expected a positive budget for pixels in [0,1]. For {value:g} of 255 levels "
                 f"write {value:g}/255"
             )
-    if steps < 1:
-        raise ValueError(f"steps is {steps}; expected at least 1")
+    count(steps=steps)
 
 
 class _Linf:
@@ -152,7 +165,7 @@ class _Linf:
 
     @staticmethod
     def round(images: Tensor, perturbed: Tensor, eps: float) -> Tensor:
-        """The nearest 8-bit value that the budget allows."""
+        """Return the nearest 8-bit values that the budget allows."""
         centre = images.double() * LEVELS
         lowest, highest = torch.ceil(centre - eps * LEVELS - SLACK), torch.floor(centre + eps * LEVELS + SLACK)
         level = (perturbed.double() * LEVELS).round().clamp(min=lowest, max=highest).clamp(0, LEVELS)
@@ -175,11 +188,11 @@ class _L2:
 
     @staticmethod
     def round(images: Tensor, perturbed: Tensor, eps: float) -> Tensor:
-        """Whole levels in the direction of the perturbation, as far as the ball allows.
+        """Return whole levels in the direction of the perturbation, as far as the ball allows.
 
-        Rounding alone would lose most of it: a small l2 budget is a fraction of a level per pixel. So the direction is
-        stretched, by bisection, until its rounded version just fits. An image between the levels that has none of them
-        within reach stays as it is.
+        Plain rounding would lose most of the perturbation, since a small l2 budget is a fraction of a level per pixel.
+        So the direction is stretched by bisection until its rounded version just fits. An image between the levels
+        stays as it is if no level is within reach.
         """
         centre = images.double()
         delta = perturbed.double() - centre
@@ -209,7 +222,7 @@ def _length(delta: Tensor) -> Tensor:
 
 @contextlib.contextmanager
 def undisturbed(predict: object) -> Iterator[None]:
-    """A module is attacked in eval mode, and gets its own modes back."""
+    """Put a module into eval mode inside, and give it its own modes back."""
     training = {m: m.training for m in predict.modules()} if isinstance(predict, nn.Module) else {}
     for module in training:
         module.training = False

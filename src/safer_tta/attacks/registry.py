@@ -1,45 +1,72 @@
-"""Attacks that are prepared on the attacker's own model, by name. An attack is one file in this folder with one
-decorator; plans, commands and stores know it by being there."""
+"""Attacks by name. An attack is one file in this folder with one decorator; it is known because it is there."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from torch import Generator, Tensor
 
-from ..models import Classifier
-from ..registry import Registry
+from .._internal.registry import Registry
+from ..errors import InvalidValueError
 
 
 class Make(Protocol):
+    """Attack images within a threat {eps, norm, step, steps, ...}; randomness comes from a generator on the CPU."""
+
     def __call__(
-        self, surrogate: Classifier, images: Tensor, labels: Tensor, threat: Mapping[str, Any], randomness: Generator
+        self, model: Any, images: Tensor, labels: Tensor, threat: Mapping[str, Any], randomness: Generator
     ) -> Tensor: ...
 
 
 @dataclass(frozen=True)
 class Attack:
-    """make: attacked images within the threat {eps, norm, step, steps}, from a generator on the CPU.
+    """A registered attack.
 
-    own_steps: it chooses the number and size of its steps itself. passes: of one image through the model, forward and
-    backward, to estimate its time; of one step unless they are its own.
+    Attributes:
+        make: The attack itself. Its model is the attacker's own Classifier, or the deployed Predictor if it is live.
+        live: Whether it attacks the deployed predictor, batch by batch, and not a surrogate ahead of the stream.
+        steps: How many steps it takes by default.
+        own_steps: Whether it chooses the number and the size of its steps itself.
+        passes: Forward passes of an image that a step costs, or the whole attack if it chooses its steps.
+        options: What it takes besides the budget, with defaults; `draws` multiplies the cost of a step.
+        version: Raised when its images change; a part of the names of runs.
     """
 
+    name: str
     make: Make
-    own_steps: bool
-    passes: float
+    live: bool = False
+    steps: int = 20
+    own_steps: bool = False
+    passes: float = 3
+    options: Mapping[str, Any] = field(default_factory=dict)
+    version: int = 1
+
+    def perturb(
+        self, model: Any, images: Tensor, labels: Tensor, threat: Mapping[str, Any], randomness: Generator
+    ) -> Tensor:
+        """Attack images of bytes and return bytes.
+
+        Raises:
+            InvalidValueError: If the attack made something that the threat does not allow.
+        """
+        attacked = self.make(model, images, labels, threat, randomness)
+        levels = (attacked * 255).round()
+        if levels.shape != images.shape:
+            raise InvalidValueError(
+                f"{self.name} made images of shape {tuple(levels.shape)} from {tuple(images.shape)}; expected the same"
+            )
+        if not bool(((levels >= 0) & (levels <= 255)).all()):
+            raise InvalidValueError(f"{self.name} made values outside [0,1]; expected images")
+        change = ((levels - images) / 255).flatten(1)
+        size = float((change.abs() if threat["norm"] == "linf" else change.norm(dim=1)).max())
+        if size > threat["eps"] + 0.5 / 255:  # a budget between two levels may be rounded up to one
+            raise InvalidValueError(
+                f"{self.name} changed an image by {size:.4f} ({threat['norm']}); allowed is {threat['eps']:.4f}"
+            )
+        return levels.byte()
 
 
-ATTACKS: Registry[Attack] = Registry("attack")
-
-
-def register(name: str, *, own_steps: bool = False, passes: float = 3) -> Callable[[Make], Make]:
-    """Make an attack known under a name."""
-
-    def decorate(make: Make) -> Make:
-        ATTACKS[name] = Attack(make, own_steps, passes)
-        return make
-
-    return decorate
+ATTACKS: Registry[Attack] = Registry("attack", Attack)
+register = ATTACKS.register

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .figures import Curve, Drawing, bars, heatmaps, lines
+from .metrics import rolling
 from .plan import Grid, Plan
 from .tables import Found, Table, best
 
@@ -80,7 +81,7 @@ def _rolling(grid: Grid, found: Sequence[Found], table: Table) -> Drawing:
     for cell, row in found:
         if cell.attack_rate == rate:
             where = f" on {cell.target}" if len({c.target for c, _ in found}) > 1 else ""
-            curves.setdefault(f"{cell.row.label}{where}", []).append(row["rolling"])
+            curves.setdefault(f"{cell.row.label}{where}", []).append(rolling(row["batch_accuracy"]))
     drawn = {}
     for label, runs in curves.items():
         length = min(map(len, runs))

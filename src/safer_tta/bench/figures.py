@@ -8,12 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..errors import MissingPackageError
+
 # Okabe and Ito's palette, told apart by all common kinds of colour blindness
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 # Periods without a common divisor: the first 7 x 5 x 6 curves all look different.
 DASHES = ("-", "--", "-.", ":", (0, (5, 1)))
 MARKERS = ("o", "s", "^", "D", "v", "P")
-HATCHES = ("", "//", "..", "xx", "--", "\\\\", "++")
+HATCHES = ("", "//", "xx", "--", "\\\\", "++", "..")  # dots last: they make an SVG large
 
 
 @dataclass(frozen=True)
@@ -140,7 +142,7 @@ def _pyplot() -> Any:
     try:
         import matplotlib
     except ImportError as error:
-        raise ImportError("figures need matplotlib: pip install 'safer-tta[bench]'") from error
+        raise MissingPackageError("figures need matplotlib: pip install 'safer-tta[bench]'") from error
     matplotlib.use("agg")
     import matplotlib.pyplot as plt
 

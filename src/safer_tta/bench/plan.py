@@ -1,12 +1,11 @@
-"""A plan: a small TOML file that says which runs make a study. It expands to runs; nothing is computed here.
+"""A plan is a small TOML file that says which runs make a study. It expands to runs; nothing is computed here.
 
-A plan holds one grid or several. A grid is rows × targets × attack rates × whatever it varies × seeds.
+A plan holds one or more grids. A grid is rows × targets × attack rates × what it varies × seeds.
 """
 
 from __future__ import annotations
 
 import copy
-import difflib
 import itertools
 import tomllib
 from collections import Counter
@@ -16,50 +15,61 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, Self
 
+from ..errors import InvalidValueError, MissingPackageError, PlanError, UnknownNameError
+
 try:
     from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 except ImportError as error:
-    raise ImportError("plans need pydantic: pip install 'safer-tta[bench]'") from error
+    raise MissingPackageError("plans need pydantic: pip install 'safer-tta[bench]'") from error
 
 from .. import methods, predictors
-from ..api import NORMS, split_name
-from ..attacks import ATTACKS
+from .._internal.registry import Registry
+from ..attacks import ATTACKS, full_threat
 from ..data import Dataset, StreamSpec
+from ..models.norm import NORMS
 
 PLANS = resources.files("safer_tta.bench") / "plans"
 # The paper's studies of one domain are on Art Painting; of the embedded ones, sketch is furthest from the others.
 ONE = {"pacs": "art_painting", "synthetic": "sketch"}
-
-
-class PlanError(ValueError):
-    """A plan that cannot be carried out; the message says where and why."""
+LEVELS = 255
 
 
 class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Attack(_Strict):
-    """How images are attacked: budgets in 255ths of a pixel's range. eot attacks the deployed predictor, live."""
+class Attack(BaseModel):
+    """How images are attacked: budgets in 255ths of a pixel's range, and the attack's own options beside them."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
 
     name: str = "pgd"
     eps: float = Field(default=8, gt=0)
     step: float | None = Field(default=None, gt=0, description="by default 2; of an l2 budget 2.5 eps / steps")
-    steps: int | None = Field(default=None, ge=1, description="by default the size's: the paper's 20, and 10 for eot")
+    steps: int | None = Field(default=None, ge=1, description="by default the attack's own number")
     norm: Literal["linf", "l2"] = "linf"
-    draws: int = Field(default=1, ge=0, description="of the views per step of eot; 0 is the transferred attack")
-
-    @field_validator("name")
-    @classmethod
-    def _known_attack(cls, name: str) -> str:
-        _known("attack", name, [*ATTACKS, "eot"])
-        return name
 
     @model_validator(mode="after")
-    def _heard(self) -> Self:
-        if self.name in ATTACKS and ATTACKS[self.name].own_steps and (self.step or self.steps):
-            raise ValueError(f"{self.name} chooses its steps itself; leave step and steps out")
+    def _possible(self) -> Self:
+        _find("attack", self.name, ATTACKS)
+        try:
+            self.threat(1.0)
+        except TypeError as error:  # which pydantic would not explain
+            raise InvalidValueError(str(error)) from error
         return self
+
+    def threat(self, effort: float) -> dict[str, Any]:
+        """Return what the attack is told; effort: the share of its default steps that it takes."""
+        known = ATTACKS[self.name]
+        steps = None if known.own_steps else max(1, round(known.steps * effort))
+        given = {
+            "eps": self.eps / LEVELS,
+            "norm": self.norm,
+            "step": None if self.step is None else self.step / LEVELS,
+            "steps": self.steps or steps,
+            **(self.model_extra or {}),
+        }
+        return full_threat(self.name, **{name: value for name, value in given.items() if value is not None})
 
 
 class Order(_Strict):
@@ -71,40 +81,40 @@ class Order(_Strict):
 
 
 class Row(_Strict):
-    """One line of a table: a method on a predictor, from a source model."""
+    """A line of a table: a method on a predictor, from a source model."""
 
     label: str
     method: str = "none"
     predictor: str = "plain"
+    norm: str | None = None
     options: dict[str, Any] = {}
     predictor_options: dict[str, Any] = {}
     source: Literal["erm", "robust"] = "erm"
     attack: Attack = Attack()
     stream: Order = Order()
 
-    @field_validator("method")
-    @classmethod
-    def _known_method(cls, name: str) -> str:
-        method, norm = split_name(name)
-        _known("method", method, methods.METHODS)
-        if norm:
-            _known("normalisation", norm, NORMS)
-        return name
-
-    @field_validator("predictor")
-    @classmethod
-    def _known_predictor(cls, name: str) -> str:
-        _known("predictor", name, predictors.PREDICTORS)
-        return name
+    @model_validator(mode="after")
+    def _known(self) -> Self:
+        _find("method", self.method, methods.METHODS)
+        _find("predictor", self.predictor, predictors.PREDICTORS)
+        if self.norm is not None:
+            _find("norm", self.norm, NORMS)
+        return self
 
 
 class Grid(_Strict):
     """Rows × targets × rates × what varies.
 
-    targets: each domain in turn, one of them, or several as one stream ("rest": the source model sees the first alone).
-    vary: dotted places in a row, such as "predictor_options.views", and the values each takes.
-    best_of: varied places of which a table shows the best setting, as the paper's table of signals does.
-    figure: what is drawn. paper: the published study to compare with.
+    Attributes:
+        title: The title of its table; by default the plan's.
+        rows: The lines of its table.
+        targets: "each" domain in turn, "one" of them, a list of them, or "rest": one stream of all domains but the
+            first, which is the only one that the source model sees.
+        rates: Percent of each batch that is attacked.
+        vary: Dotted places in a row, such as "predictor_options.views", and the values that each takes.
+        best_of: Varied places of which a table shows the best setting, as the paper's table of signals does.
+        figure: What is drawn.
+        paper: The published study to compare with.
     """
 
     title: str = ""
@@ -128,30 +138,36 @@ class Grid(_Strict):
     def _distinct(cls, rows: tuple[Row, ...]) -> tuple[Row, ...]:
         twice = [label for label, count in Counter(row.label for row in rows).items() if count > 1]
         if twice:
-            raise ValueError(f"label {twice[0]!r} stands on more than one row; expected each row to have its own")
+            raise InvalidValueError(
+                f"label {twice[0]!r} is given to more than one row; expected a label of its own for each row"
+            )
         return rows
 
     @model_validator(mode="after")
     def _can_be_shown(self) -> Self:
         unknown = set(self.best_of) - set(self.vary)
         if unknown:
-            raise ValueError(f"best_of has {sorted(unknown)[0]!r}, which is not varied")
+            raise InvalidValueError(f"best_of has {sorted(unknown)[0]!r}, which is not varied")
         for place, values in self.vary.items():
             if not values or any(isinstance(value, (dict, list, tuple)) for value in values):
-                raise ValueError(f"{place} varies over {list(values)}; expected numbers, words or true/false")
+                raise InvalidValueError(f"{place} varies over {list(values)}; expected numbers, words or true/false")
         named = () if isinstance(self.targets, str) else self.targets
         for name, listed in {"rates": self.rates, "targets": named, **self.vary}.items():
             if len(set(listed)) < len(listed):
-                raise ValueError(f"{name} has a value twice: {list(listed)}; expected each once")
+                raise InvalidValueError(f"{name} has a value twice: {list(listed)}; expected each once")
         shown = [place for place in self.vary if place not in self.best_of]
         numbers = all(isinstance(v, (int, float)) for place in shown for v in self.vary[place])
         if self.figure == "lines" and (len(shown) > 1 or not numbers):
-            raise ValueError("a figure of lines has one axis; expected at most one varied place, and numbers there")
+            raise InvalidValueError(
+                "a figure of lines has one axis; expected at most one varied place, and numbers there"
+            )
         if self.figure == "heatmap" and (len(shown) != 2 or len(self.rows) != 1):
-            raise ValueError("a heatmap shows one row over two varied places; expected exactly these")
+            raise InvalidValueError("a heatmap shows one row over two varied places; expected exactly these")
         orders = {row.stream.order for row in self.rows}
         if self.targets == "rest" and not orders <= {"continual", "mixed"}:
-            raise ValueError("targets 'rest' is a stream of several domains; expected stream.order continual or mixed")
+            raise InvalidValueError(
+                "targets 'rest' is a stream of several domains; expected stream.order continual or mixed"
+            )
         return self
 
 
@@ -163,10 +179,19 @@ class Plan(_Strict):
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of a plan, and where it stands in it."""
+    """One run of a plan.
+
+    Attributes:
+        grid: The number of its grid.
+        row: Its row, with what varies filled in.
+        target: The domain of its stream.
+        attack_rate: Percent of each batch that is attacked.
+        seed: The seed of the run.
+        varied: The values of what varies.
+    """
 
     grid: int
-    row: Row  # with what varies filled in
+    row: Row
     target: str
     attack_rate: float
     seed: int
@@ -174,18 +199,24 @@ class Cell:
 
 
 def shipped() -> dict[str, Plan]:
-    """The plans that come with the package, by name."""
-    names = sorted(file.name.removesuffix(".toml") for file in PLANS.iterdir() if file.name.endswith(".toml"))
-    return {name: load(name) for name in names}
+    """Return the plans that come with the package, by name."""
+    return {name: load(name) for name in _shipped_names()}
+
+
+def _shipped_names() -> list[str]:
+    return sorted(file.name.removesuffix(".toml") for file in PLANS.iterdir() if file.name.endswith(".toml"))
 
 
 def load(name: str) -> Plan:
-    """A shipped plan by its name, or any by the path of its file."""
+    """Load a shipped plan by its name, or a plan of your own by the path of its file.
+
+    Raises:
+        PlanError: If there is no such plan, or it cannot be carried out.
+    """
     path = Path(name)
     file = path if path.suffix == ".toml" else PLANS / f"{name}.toml"
     if not file.is_file():
-        known = sorted(f.name.removesuffix(".toml") for f in PLANS.iterdir() if f.name.endswith(".toml"))
-        raise PlanError(f"there is no plan {name!r}{_near(name, known)}; expected one of {', '.join(known)}, or a file")
+        raise UnknownNameError.of("plan", name, _shipped_names(), advice=", or the path of a TOML file")
     try:
         return Plan.model_validate(tomllib.loads(file.read_text()))
     except tomllib.TOMLDecodeError as error:
@@ -195,7 +226,15 @@ def load(name: str) -> Plan:
 
 
 def cells(plan: Plan, dataset: Dataset, *, seeds: int = 3, only: Sequence[str] = (), quick: bool = False) -> list[Cell]:
-    """Every run of a plan on a dataset. only: these targets; quick: one target and seed, the ends of every range."""
+    """Return every run of a plan on a dataset.
+
+    Args:
+        plan: The plan.
+        dataset: The dataset.
+        seeds: How many seeds.
+        only: Take these targets and no others.
+        quick: Take one target, one seed and the ends of every range.
+    """
     found: list[Cell] = []
     for number, grid in enumerate(plan.grids):
         targets = _targets(grid, dataset, only)
@@ -212,7 +251,7 @@ def cells(plan: Plan, dataset: Dataset, *, seeds: int = 3, only: Sequence[str] =
 
 def _targets(grid: Grid, dataset: Dataset, only: Sequence[str]) -> list[str]:
     if grid.targets == "rest" and only:
-        raise PlanError("this plan streams several domains as one; it has no single target to choose")
+        raise PlanError("this plan streams several domains as one, so a single target cannot be chosen")
     if grid.targets == "rest":
         return ["+".join(dataset.domains[1:])]
     if grid.targets == "one":
@@ -221,7 +260,7 @@ def _targets(grid: Grid, dataset: Dataset, only: Sequence[str]) -> list[str]:
         chosen = list(dataset.domains if grid.targets == "each" else grid.targets)
     for name in (*chosen, *only):
         if name not in dataset.domains:
-            raise PlanError(f"{dataset.name} has no domain {name!r}; expected one of {', '.join(dataset.domains)}")
+            raise UnknownNameError.of("target", name, dataset.domains)
     return list(dict.fromkeys(only)) or chosen
 
 
@@ -235,7 +274,7 @@ def _ends(values: Sequence[Any]) -> Sequence[Any]:
 
 
 def _filled(row: Row, values: dict[str, Any]) -> Row:
-    """The row with every varied place filled in."""
+    """Return the row with every varied place filled in."""
     content = copy.deepcopy(row.model_dump())
     for place, value in values.items():
         *path, last = place.split(".")
@@ -251,25 +290,19 @@ def _filled(row: Row, values: dict[str, Any]) -> Row:
         raise PlanError(f"{row.label} with {values}:\n" + "\n".join(_explained(error))) from error
 
 
-def _known(kind: str, name: str, known: Any) -> None:
+def _find(kind: str, name: str, known: Registry[Any]) -> None:
+    """Refuse an unknown name; one that a user's own file registers needs that file."""
     if name not in known:
-        own = "" if _near(name, known) else ". Your own? Give its file: safer --extension FILE bench …"
-        raise ValueError(
-            f"{kind} {name!r} is unknown{_near(name, known)}; expected one of {', '.join(sorted(known))}{own}"
-        )
-
-
-def _near(name: str, known: Any) -> str:
-    close = difflib.get_close_matches(name, known, n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""
+        advice = ". Give the file that registers a name of your own: safer --extension FILE bench ..."
+        raise UnknownNameError.of(kind, name, known, advice=advice)
 
 
 def _explained(error: ValidationError) -> Iterator[str]:
     problems = error.errors()
-    named = [p for p in problems if p["type"] != "too_short"]  # of a list whose only entry is wrong: said already
+    named = [p for p in problems if p["type"] != "too_short"]  # of a list whose only entry is wrong: message already
     for problem in named or problems:
         place = ".".join(str(part) for part in problem["loc"])
-        said = problem["msg"].removeprefix("Value error, ")
+        message = problem["msg"].removeprefix("Value error, ")
         if problem["type"] == "extra_forbidden":
-            said = "is no setting of a plan here; see `safer bench list` and the shipped plans for those there are"
-        yield f"  {place}: {said} (came: {problem['input']!r})"[:400]
+            message = "is not a setting of a plan; see the shipped plans for examples"
+        yield f"  {place}: {message} (came: {problem['input']!r})"[:400]

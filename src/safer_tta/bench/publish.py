@@ -1,4 +1,4 @@
-"""What a plan leaves behind for people: tables, figures and one page, made from rows and nothing else."""
+"""Tables, figures and one page of a plan, made from its rows."""
 
 from __future__ import annotations
 
@@ -9,24 +9,38 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..data import StoreError
+from .._internal.safetensors_io import atomic_write
 from ..data.store import digest
-from ..tensorfile import atomic_write
-from ..training import load
+from ..errors import StoreError
+from ..training import Recipe
 from . import report, tables
 from .drawings import drawing
+from .experiment import Experiment, count_views
 from .figures import Drawing
 from .plan import Cell, Plan
 from .qualitative import one_attacked_image
+from .results import slim_csv
 from .tables import Found, Table
-from .tasks import Place, Task, stream_of, surrogate_facts
+from .tasks import Place, Task, materials, surrogate_facts
 
 SHOWN_BATCHES = 6  # adapted to before an image is chosen for the picture
+NOT_SHOWN = "No image of this stream is saved by its views."
 
 
 @dataclass(frozen=True)
 class Study:
-    """A plan on a dataset: its cells, the tasks they take, and the names of their runs, cell by cell."""
+    """A plan on a dataset.
+
+    Attributes:
+        name: The plan's name.
+        plan: The plan.
+        dataset: The dataset's name.
+        cells: Its cells.
+        tasks: The tasks that they take.
+        runs: The names of their runs, cell by cell.
+        command: The command that made it.
+        whole: Whether it is neither quick nor an excerpt, so that the paper's figures may stand beside its own.
+    """
 
     name: str
     plan: Plan
@@ -35,15 +49,15 @@ class Study:
     tasks: Sequence[Task]
     runs: Sequence[str]
     command: str = ""
-    whole: bool = True  # not quick, not an excerpt: what the paper's figures may stand beside
+    whole: bool = True
 
     @property
     def folder(self) -> str:
-        """One for every plan, dataset and size: a quick run does not write over a real one."""
+        """The name of its folder: a quick study does not overwrite a real one."""
         return f"{self.name}-{self.dataset}-{digest({'runs': sorted(set(self.runs))})[:6]}"
 
     def found(self, place: Place) -> tuple[list[Found], list[str]]:
-        """The rows that are there with the cells they belong to, and what is wrong with those that cannot be read."""
+        """Return the rows that exist with their cells, and what is wrong with those that cannot be read."""
         found, problems = [], []
         for cell, name in zip(self.cells, self.runs, strict=True):
             try:
@@ -54,14 +68,21 @@ class Study:
         return found, list(dict.fromkeys(problems))
 
     def tabulated(self, found: Sequence[Found]) -> list[Table]:
-        """A table for every grid; only what is whole stands beside the paper's figures."""
+        """Return a table for every grid. Only a whole study is compared with the paper."""
         return tables.tables(self.plan, found, self.dataset if self.whole else "", self.cells)
 
 
 def publish(study: Study, place: Place, failed: Mapping[str, str] = {}, *, pictures: bool = True) -> Path:
-    """Write tables (Markdown, LaTeX, CSV), figures (SVG, PNG), rows and the page; return where the page is.
+    """Write tables (Markdown, LaTeX, CSV), figures (SVG, PNG), rows (JSON Lines, CSV) and the page.
 
-    pictures: adapt once more to show one image's views, where the plan wants that.
+    Args:
+        study: The plan on its data.
+        place: Where its rows lie.
+        failed: What went wrong, by label.
+        pictures: Whether to adapt once more to show one image's views, where the plan asks for that.
+
+    Returns:
+        The path of the page.
     """
     folder = place.store / "reports" / study.folder
     folder.mkdir(parents=True, exist_ok=True)
@@ -71,6 +92,7 @@ def publish(study: Study, place: Place, failed: Mapping[str, str] = {}, *, pictu
     made = study.tabulated(found)
     drawings = [drawing(study.plan, number, found, table) for number, table in enumerate(made)]
     _write(folder / "rows.jsonl", "".join(json.dumps(row, sort_keys=True) + "\n" for row in _distinct(found)))
+    _write(folder / "rows.csv", slim_csv(_distinct(found)))
     _write(folder / "tables.md", markdown(study, made))
     _write(folder / "tables.tex", "\n".join(tables.latex(table) for table in made))
     _write(folder / "tables.csv", tables.comma_separated(made))
@@ -94,7 +116,7 @@ def _distinct(found: Sequence[Found]) -> list[dict[str, Any]]:
 
 
 def markdown(study: Study, made: Sequence[Table]) -> str:
-    """A plan's tables, beside the paper's where it has them."""
+    """Return a plan's tables, compared with the paper's where it has them."""
     parts = [f"# {study.plan.title}", study.plan.about, f"`{study.command}`" if study.command else ""]
     for table in made:
         parts += [f"## {table.title}", tables.markdown(table)]
@@ -104,16 +126,14 @@ def markdown(study: Study, made: Sequence[Table]) -> str:
 
 
 def _pictures(study: Study, place: Place) -> list[report.View]:
-    """The views of one attacked image, where the plan wants them and the stream is there."""
+    """Return the views of one attacked image, where the plan asks for them and its stream has been made."""
     if not any(grid.figure == "pictures" for grid in study.plan.grids):
         return []
     for task in study.tasks:
-        what = task.definition
-        if task.kind == "run" and what["predictor"] == "safer" and what["attack"] is not None and task.done(place):
-            domains, attacked, _ = stream_of(what, place)
-            source = load(Task("source", "", what["source"]).path(place))  # on the CPU: these are a few batches
-            spec = what["stream"]
-            return one_attacked_image(source, domains[0], attacked[0], spec["seed"], spec["batch"], SHOWN_BATCHES)
+        if task.kind == "run" and task.done(place):
+            experiment = Experiment.from_description(task.definition)
+            if count_views(experiment) and experiment.copies():
+                return one_attacked_image(experiment, materials(experiment, place), SHOWN_BATCHES)
     return []
 
 
@@ -143,16 +163,17 @@ def _page(
     if shown:
         sections.append(report.section("One attacked image", report.views(shown)))
     elif any(grid.figure == "pictures" for grid in study.plan.grids):
-        sections.append(report.section("One attacked image", report.paragraph("No image of this stream shows it.")))
+        sections.append(report.section("One attacked image", report.paragraph(NOT_SHOWN)))
     sections += _closing(study, place, found)
     return report.page(f"{study.plan.title}: {study.dataset}", *sections)
 
 
 def _unlike(study: Study) -> str:
-    """What must be known before two figures are compared."""
+    """Return what differs between our runs and the paper's."""
     recipes = [task.definition["recipe"] for task in study.tasks if task.kind == "source"]
-    ours = sorted({f"{r['architecture']}, {r['steps']} training steps" for r in recipes})
-    hardened = {f" Robust ERM with {r['attack']['steps']} attack steps." for r in recipes if r["attack"]}
+    full = [Recipe(**{**recipe, "weights": None}) for recipe in recipes]
+    ours = sorted({f"{recipe.architecture}, {recipe.steps} training steps" for recipe in full})
+    hardened = {f" Robust ERM with {recipe.attack['steps']} attack steps." for recipe in full if recipe.attack}
     return f"Ours: {'; '.join(ours)}, normalised images. The paper: resnet18, 5000 steps, without.{''.join(hardened)}"
 
 
@@ -192,7 +213,7 @@ def _compared(table: Table) -> str:
 
 
 def _closing(study: Study, place: Place, found: Sequence[Found]) -> Iterator[str]:
-    """Cost, settings, how to do it again."""
+    """Yield the sections on cost, settings and how to repeat the study."""
     if found:
         lines = [
             (label, [report.Value(value, f"{value:.1f}") for value in figures.values()])
@@ -209,8 +230,8 @@ def _closing(study: Study, place: Place, found: Sequence[Found]) -> Iterator[str
         settings.append(f"Measured on {row['device']}, {row['threads']} threads, {row['precision']}; {versions}.")
     sources = {json.dumps(t.definition["recipe"], sort_keys=True) for t in study.tasks if t.kind == "source"}
     for recipe in sorted(sources)[:6]:
-        said = ", ".join(f"{key} {value}" for key, value in json.loads(recipe).items())
-        settings.append(f"Source model: {said}.")
+        listed = ", ".join(f"{key} {value}" for key, value in json.loads(recipe).items())
+        settings.append(f"Source model: {listed or 'the defaults of a recipe'}.")
     yield report.section("Settings", *(report.paragraph(line) for line in settings))
     if study.command:
         yield report.section("Do it again", f"<p><code>{report.escaped(study.command)}</code></p>")

@@ -1,79 +1,100 @@
-"""One attacked image and what its views say of it: the paper's qualitative figure."""
+"""One attacked image and the answer of each of its views: the paper's qualitative figure."""
 
 from __future__ import annotations
 
 import itertools
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
-from ..api import adapt
-from ..data import Domain, Stream, StreamSpec
+from ..data import Batch, Stream, StreamSpec
 from ..models import Classifier
+from ..predictors import Prediction
+from ..training import load
+from ..views import Draw
+from .experiment import Experiment
 from .report import View
+from .run import Materials
+
+Picture = NDArray[np.uint8]
 
 
-def one_attacked_image(
-    source: Classifier,
-    domain: Domain,
-    attacked: np.ndarray[Any, Any],
-    seed: int,
-    batch: int = 64,
-    most: int | None = None,
-) -> list[View]:
-    """An image whose attacked original is misread and whose pooled views are not, of the first `most` batches."""
-    method = adapt(source, "tent", seed=seed)
-    stream = Stream([domain], StreamSpec(attack_rate=100, seed=seed, batch=batch), [attacked])
-    candidates = []
-    for number, arrived in enumerate(itertools.islice(stream, most)):
-        draw = method.predictor.draw(arrived.images)
-        prediction = method.predictor(arrived.images, draw, track=False).detach()
-        report_on = prediction.report
-        assert report_on.view_probs is not None  # SAFER always reports both
-        assert report_on.dropped is not None
-        saved = (prediction.labels == arrived.labels) & (report_on.view_probs[0].argmax(dim=1) != arrived.labels)
-        if number and int(report_on.dropped) == 0 and saved.any():
+@dataclass(frozen=True)
+class _Found:
+    """An image whose attacked original is misread and whose pooled views are not."""
+
+    number: int  # of its batch
+    index: int  # in its batch
+    batch: Batch
+    draw: Draw
+    prediction: Prediction
+
+    @property
+    def confidence(self) -> float:
+        return float(self.prediction.probs[self.index].amax())
+
+
+def one_attacked_image(experiment: Experiment, materials: Materials, most: int | None = None) -> list[View]:
+    """Adapt on the CPU to a stream that is attacked throughout, and show the image that views saved most clearly.
+
+    Args:
+        experiment: A run with views and attacked copies.
+        materials: What it is made of.
+        most: How many batches are looked at; by default all.
+
+    Returns:
+        The clean image, the attacked original and its views; nothing if no image was saved.
+    """
+    domain, seed = materials.domains[0], experiment.stream.seed
+    method = experiment.build(load(materials.source))
+    spec = StreamSpec(attack_rate=100, seed=seed, batch=experiment.stream.batch)
+    stream = Stream([domain], spec, materials.attacked)
+    found = []
+    for number, batch in enumerate(itertools.islice(stream, most)):
+        draw = method.predictor.draw(batch.images)
+        prediction = method.predictor(batch.images, draw, track=False).detach()
+        saved = _saved(prediction, batch.labels)
+        if number and saved.any():
             index = int((saved * prediction.probs.amax(dim=1)).argmax())
-            candidates.append((float(prediction.probs[index].amax()), number, index, arrived, draw, prediction))
-        method(arrived.images)
-    if not candidates:
+            found.append(_Found(number, index, batch, draw, prediction))
+        method(batch.images)
+    if not found:
         return []
-    _, number, index, arrived, draw, prediction = max(candidates, key=lambda c: c[0])
-    place = number * stream.spec.batch + index
-    original = domain.images[stream.order[place, 1]]
-    return _views(original, source, arrived, index, draw, prediction, domain.classes)
+    chosen = max(found, key=lambda candidate: candidate.confidence)
+    original = domain.images[stream.order[chosen.number * spec.batch + chosen.index, 1]]
+    return _views(chosen, original, load(materials.source), domain.classes)
 
 
-def _views(
-    original: np.ndarray[Any, Any],
-    source: Classifier,
-    batch: Any,
-    index: int,
-    draw: Any,
-    prediction: Any,
-    classes: tuple[str, ...],
-) -> list[View]:
-    label, said = int(batch.labels[index]), prediction.report
+def _saved(prediction: Prediction, labels: Tensor) -> Tensor:
+    """Return which images are read rightly with the original dropped, and wrongly from the original."""
+    report = prediction.report
+    if report.view_probs is None or report.dropped is None or int(report.dropped) != 0:
+        return torch.zeros(len(labels), dtype=torch.bool)
+    return (prediction.labels == labels) & (report.view_probs[0].argmax(dim=1) != labels)
+
+
+def _views(found: _Found, original: Picture, source: Classifier, classes: tuple[str, ...]) -> list[View]:
+    label, report = int(found.batch.labels[found.index]), found.prediction.report
+    assert report.view_probs is not None
+    assert report.reliability is not None
     with torch.no_grad():
         clean = source(torch.from_numpy(np.array(original))[None].float() / 255)[1].softmax(1)[0]
-    answer = int(clean.argmax())
-    shown = [View(original, f"clean: {classes[label]}", classes[answer], float(clean[answer]), answer == label)]
-    pictures = (draw.views(batch.images.float() / 255)[:, index] * 255).round().byte().numpy()
-    for view, picture in enumerate(pictures):
-        probs = said.view_probs[view, index]
-        answer = int(probs.argmax())
-        shown.append(
-            View(
-                picture,
-                "attacked original" if view == 0 else f"view {view}",
-                classes[answer],
-                float(probs[answer]),
-                answer == label,
-                reliability=float(said.reliability[view]),
-                weight=float(said.weights[view, index]),
-                dropped=int(said.dropped) == view,
-                operators=said.pipelines[view - 1] if view else (),
-            )
-        )
+    shown = [_view(original, f"clean: {classes[label]}", clean, label, classes)]
+    pictures = found.draw.views(found.batch.images.float() / 255)[:, found.index]
+    for number, picture in enumerate((pictures * 255).round().byte().numpy()):
+        title = f"view {number}" if number else "attacked original"
+        view = _view(picture, title, report.view_probs[number, found.index], label, classes)
+        view.reliability = float(report.reliability[number])
+        view.weight = float(report.weights[number, found.index])
+        view.dropped = report.dropped is not None and int(report.dropped) == number
+        view.operators = report.pipelines[number - 1] if number else ()
+        shown.append(view)
     return shown
+
+
+def _view(picture: Picture, title: str, probs: Tensor, label: int, classes: tuple[str, ...]) -> View:
+    answer = int(probs.argmax())
+    return View(picture, title, classes[answer], float(probs[answer]), answer == label)

@@ -54,7 +54,7 @@ for (const button of document.querySelectorAll("th button")) button.addEventList
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 
 
-@dataclass(frozen=True)
+@dataclass
 class View:
     """One picture of the qualitative figure and what is said of it."""
 

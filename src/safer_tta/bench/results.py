@@ -1,21 +1,29 @@
-"""Rows on disk: one JSON line a run, in a file named by the hash of what defines the run.
+"""Rows on disk: one JSON line for each run, in a file that is named as the run is.
 
-A file is written whole or not at all, so processes that share a store neither lose nor double a row, and a run is not
-started, incomplete or done by what lies in the folder. `query` asks all rows at once, in SQL.
+A file is written whole or not at all, so processes that share a store neither lose nor double a row. The files in the
+folder say whether a run is not started, incomplete or done. `query` asks all rows at once, in SQL.
 """
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from ..data.store import StoreError, digest, read_json
-from ..tensorfile import atomic_write
+from .._internal.safetensors_io import atomic_write
+from ..data.store import digest, read_json
+from ..errors import MissingPackageError, StoreError
 
 Row = dict[str, Any]
+SLIM = (
+    "run", "dataset", "target", "source", "method", "norm", "options", "predictor", "predictor_options", "attack",
+    "eps", "threat", "attack_rate", "order", "draw", "batch", "images", "seed", "accuracy", "accuracy_clean",
+    "accuracy_attacked", "nll", "ece", "ms_per_step", "device", "precision", "stream", "version",
+)  # fmt: skip
 # Fields that differ between two executions of the same run; rows are compared without them.
 TIMING = ("ms_per_step", "images_per_s", "peak_mb", "device", "threads", "versions", "check")
 
@@ -30,7 +38,7 @@ class Results:
         return self.folder / f"{name}.jsonl"
 
     def progress(self, name: str) -> Path:
-        """Where a run that is under way keeps what it needs to go on."""
+        """Return the file in which an unfinished run keeps what it needs to resume."""
         return self.folder / f"{name}.progress"
 
     def state(self, name: str) -> str:
@@ -48,7 +56,11 @@ class Results:
         return row
 
     def row(self, name: str) -> Row:
-        """A row as it was written; anything else is refused by name."""
+        """Return a row as it was written.
+
+        Raises:
+            StoreError: If the file is not what was written there.
+        """
         path = self.path(name)
         row = read_json(path)
         if not isinstance(row, dict) or row.get("run") != name or row.get("check") != digest(without(row, ("check",))):
@@ -58,23 +70,23 @@ class Results:
         return row
 
     def rows(self, names: Iterable[str] | None = None) -> list[Row]:
-        """The rows that are there, of these runs or of all."""
+        """Return the rows that exist, of these runs or of all."""
         wanted = self._names() if names is None else names
         return [self.row(name) for name in wanted if self.path(name).exists()]
 
     def _names(self) -> list[str]:
-        """Files that are rows by their name; whatever else lies in the folder is not ours."""
+        """Return the names of files that are rows; other files in the folder are left alone."""
         return sorted(path.stem for path in self.folder.glob("*.jsonl") if re.fullmatch(r"[0-9a-f]{16}", path.stem))
 
     def query(self, sql: str) -> list[tuple[Any, ...]]:
-        """SQL over the table `rows`: results.query("select method, avg(accuracy) from rows group by 1")."""
+        """Run SQL on the table `rows`, such as "select method, avg(accuracy) from rows group by 1"."""
         try:
             import duckdb
         except ImportError as error:
-            raise ImportError("queries need duckdb: pip install 'safer-tta[bench]'") from error
+            raise MissingPackageError("queries need duckdb: pip install 'safer-tta[bench]'") from error
         files = [str(self.path(name)) for name in self._names()]
         if not files:
-            raise StoreError(f"{self.folder} holds no rows yet")
+            raise StoreError(f"{self.folder} has no rows yet; make some with `safer bench` or `safer run`")
         with duckdb.connect() as database:
             options = "format='newline_delimited', union_by_name=true, maximum_object_size=2097152"
             database.execute(f"create table rows as select * from read_json(?, {options})", [files])
@@ -82,6 +94,26 @@ class Results:
 
 
 def without(row: Row, fields: Iterable[str] = TIMING) -> Row:
-    """A row without fields that say nothing about the result."""
+    """Return a row without fields that do not concern the result."""
     left_out = set(fields)
     return {key: value for key, value in row.items() if key not in left_out}
+
+
+def slim_csv(rows: Iterable[Row]) -> str:
+    """Return rows as CSV with the columns that tables need; options are JSON and hold only what is not a default."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, SLIM, extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        writer.writerow({name: _cell(value) for name, value in {**row, "version": _version(row)}.items()})
+    return text.getvalue()
+
+
+def _version(row: Row) -> str:
+    return str(row["versions"].get("safer_tta", ""))
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, dict):
+        return json.dumps(value, sort_keys=True, separators=(",", ":")) if value else ""
+    return f"{value:.6g}" if isinstance(value, float) else value

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ..errors import InvalidValueError, MissingPackageError
+from .metrics import rolling
 from .results import Row
 
 Sink = Callable[[str, Row], None]  # called with a run's label and its row
@@ -16,7 +18,7 @@ FIGURES = ("accuracy", "accuracy_attacked", "accuracy_clean", "nll", "ece", "ms_
 def create(name: str, folder: Path) -> Sink:
     """A sink by name, writing below `folder`."""
     if name not in SINKS:
-        raise ValueError(f"sink {name!r} is unknown; expected one of {', '.join(SINKS)}")
+        raise InvalidValueError(f"sink {name!r} is unknown; expected one of {', '.join(SINKS)}")
     return SINKS[name](folder / name)
 
 
@@ -24,7 +26,7 @@ def tensorboard(folder: Path) -> Sink:
     try:
         from torch.utils.tensorboard.writer import SummaryWriter
     except ImportError as error:
-        raise ImportError("this sink needs tensorboard: pip install tensorboard") from error
+        raise MissingPackageError("this sink needs tensorboard: pip install tensorboard") from error
 
     def write(label: str, row: Row) -> None:
         made: Any = SummaryWriter
@@ -32,7 +34,7 @@ def tensorboard(folder: Path) -> Sink:
             writer.add_text("run", label)
             for name in _given(row):
                 writer.add_scalar(name, row[name])
-            for batch, value in enumerate(row["rolling"]):
+            for batch, value in enumerate(rolling(row["batch_accuracy"])):
                 writer.add_scalar("rolling accuracy", value, batch)
 
     return write
@@ -42,7 +44,7 @@ def mlflow(folder: Path) -> Sink:
     try:
         import mlflow as client
     except ImportError as error:
-        raise ImportError("this sink needs mlflow: pip install mlflow") from error
+        raise MissingPackageError("this sink needs mlflow: pip install mlflow") from error
     flow: Any = client
     folder.mkdir(parents=True, exist_ok=True)
     flow.set_tracking_uri(f"sqlite:///{folder.resolve() / 'mlflow.db'}")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..data import StoreError
+from ..errors import StoreError
 from ..models import Classifier, zoo
 from . import plan as plans
 from .graph import check, graph, size_for

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..data.domains import KNOWN
+from .paper import AVERAGE, Published, published
 from .plan import Cell, Grid, Plan
-from .published import AVERAGE, Published, published
 from .results import Row
 
 Found = tuple[Cell, Row]

@@ -1,7 +1,7 @@
 """What a plan takes to carry out: models to train, images to attack, runs; each made once, in whatever process.
 
-A task is plain data, named by the hash of what defines it, so any engine can send it anywhere and ask whether it is
-done. What differs between machines (folders, devices, files) is its Place and does not enter the name.
+A task is plain data and is named by the hash of what defines it, so any executor can send it anywhere and ask whether
+it is done. What differs between machines (folders, devices, files) is its Place and does not enter the name.
 """
 
 from __future__ import annotations
@@ -14,13 +14,18 @@ from pathlib import Path
 from typing import Any
 
 from .. import extensions
+from .._internal.progress import Tick, silent
 from ..attacks import ATTACKS
-from ..data import ArrayStore, Dataset, Domain, StoreError, StreamSpec, excerpt, open_dataset
+from ..data import ArrayStore, Dataset, Domain, excerpt, open_dataset
 from ..data.store import digest, digest_file, locked, read_json, write_json
+from ..errors import InvalidValueError, StoreError
 from ..training import Recipe, attacked_copies, load, train_source, train_surrogate
+from ..training.backbone import SHIPPED
+from ..training.definitions import ELSEWHERE, hash_weights
 from ..training.trainer import accuracy
+from .experiment import Experiment
 from .results import Results
-from .run import Run, Setting, Tick, perform
+from .run import Materials, perform
 
 FORMAT = "safer-tta.tasks"
 FROM_SCRATCH = "none"  # in the place of weights to start from
@@ -29,7 +34,19 @@ COUNT, QUICK_COUNT = 1400, 140  # images of each embedded domain, and for quick 
 
 @dataclass(frozen=True)
 class Place:
-    """Where tasks are carried out: the store that everything is written to, the data, the device."""
+    """Where tasks are carried out.
+
+    Attributes:
+        store: The folder that everything is written to.
+        data: "synthetic", or the folder of a dataset.
+        side: Pixels a side to which a folder's images are resized.
+        count: Images of each embedded domain.
+        cache: Where decoded images are kept.
+        weights: The file that trainings start from.
+        device: The device of trainings, attacks and runs.
+        compile: Whether trainings are compiled.
+        extensions: The user's own files.
+    """
 
     store: Path
     data: str = "synthetic"
@@ -38,7 +55,7 @@ class Place:
     cache: Path | None = None
     weights: str | None = None
     device: str = "cpu"
-    compile: bool = False  # of trainings
+    compile: bool = False
     extensions: tuple[str, ...] = ()
 
     def dataset(self) -> Dataset:
@@ -56,8 +73,15 @@ def _opened(data: str, side: int, count: int, cache: Path | None) -> Dataset:
 
 @dataclass(frozen=True)
 class Task:
-    """kind: source, surrogate, attacked or run. needs: the names of the tasks that come first. passes: its cost, as
-    images going forward through the network."""
+    """Something to make.
+
+    Attributes:
+        kind: "source", "surrogate", "attacked" or "run".
+        label: What people call it.
+        definition: What it is named after.
+        needs: The names of the tasks that come first.
+        passes: Its cost, in images that go forward through the network.
+    """
 
     kind: str
     label: str
@@ -67,13 +91,15 @@ class Task:
 
     @functools.cached_property
     def name(self) -> str:
-        return digest(self.definition)
+        """The hash of its definition; a run is named as its experiment is."""
+        return digest(self.definition if self.kind == "run" else {"kind": self.kind, **self.definition})
 
     def done(self, place: Place) -> bool:
+        """Return whether it has been made."""
         return self.path(place).exists()
 
     def path(self, place: Place) -> Path:
-        """The file that is there when the task is done."""
+        """Return the file that exists once the task is done."""
         if self.kind == "run":
             return place.results.path(self.name)
         suffix = "json" if self.kind == "attacked" else "safetensors"
@@ -81,8 +107,7 @@ class Task:
 
 
 def left(tasks: Sequence[Task], place: Place) -> list[Task]:
-    """What is still to be carried out: what is asked for itself and not done, and of what that needs what is not there.
-    Models that only finished runs needed are nobody's business."""
+    """Return what is still to be carried out. Models that are needed only by completed runs are skipped."""
     known, wanted = {task.name: task for task in tasks}, set[str]()
     needed = {need for task in tasks for need in task.needs}
     asked = [task.name for task in tasks if task.name not in needed and not task.done(place)]
@@ -94,17 +119,11 @@ def left(tasks: Sequence[Task], place: Place) -> list[Task]:
     return [task for task in tasks if task.name in wanted and not task.done(place)]
 
 
-@functools.lru_cache(maxsize=8)
-def hash_of(weights: str) -> str:
-    """Of a file's content; `hash:…` stands for a file that is not here, to name its runs without it."""
-    return weights.removeprefix("hash:") if weights.startswith("hash:") else digest_file(weights)
-
-
 # --- carrying out ---------------------------------------------------------------------------------------------------
 
 
-def execute(task: Task, place: Place, tick: Tick = lambda done, total, **figures: None) -> None:
-    """Carry a task out, unless it is done; one process at a time, the others wait and find it done."""
+def execute(task: Task, place: Place, tick: Tick = silent) -> None:
+    """Carry a task out unless it is done. One process works on it; others wait and find it done."""
     if task.done(place):
         return
     extensions.load(place.extensions)
@@ -119,9 +138,9 @@ def execute(task: Task, place: Place, tick: Tick = lambda done, total, **figures
 
 
 def _check_data(task: Task, place: Place) -> None:
-    """A name stands for its data as well: on other data the row would be another's."""
-    wanted = task.definition.get("surrogate", task.definition) if task.kind == "attacked" else task.definition
-    if wanted["dataset"] != place.dataset().identity:
+    """Refuse other data than the task's name stands for."""
+    wanted = task.definition["surrogate"] if task.kind == "attacked" else task.definition
+    if wanted["data"] != place.dataset().identity:
         raise StoreError(
             f"{task.label} is defined for other data than {place.data!r} (side {place.side}). Give --data, --side and "
             "--quick as they were when it was planned"
@@ -129,7 +148,7 @@ def _check_data(task: Task, place: Place) -> None:
 
 
 def _check_code(task: Task) -> None:
-    """A name stands for the user's own code as well."""
+    """Refuse other code of the user's than the task's name stands for."""
     here: dict[str, Any] = extensions.code(task.definition) if task.kind == "run" else {}
     if task.kind == "attacked" and task.definition["attack"] in ATTACKS:
         here = extensions.code_of(ATTACKS[task.definition["attack"]].make)
@@ -141,76 +160,57 @@ def _check_code(task: Task) -> None:
 
 
 def _recipe(described: Mapping[str, Any], place: Place) -> Recipe:
-    """A recipe with its weights where they lie on this machine."""
-    from ..training.backbone import SHIPPED
-
-    wanted = described["weights"]
+    """Return a recipe with its weights where they lie on this machine."""
+    wanted = described.get("weights")
+    if wanted is None:
+        return Recipe(**described)
     for path in (place.weights, SHIPPED):
-        if wanted is not None and path not in (None, FROM_SCRATCH) and hash_of(str(path)) == wanted:
-            return Recipe(**{**described, "weights": str(path)})
-    if wanted is not None:
-        raise ValueError(f"no file here has the weights with hash {wanted}; give them with --weights")
-    return Recipe(**described)
+        given = str(path)
+        if given not in ("None", FROM_SCRATCH) and not given.startswith(ELSEWHERE) and hash_weights(given) == wanted:
+            return Recipe(**{**described, "weights": given})
+    raise InvalidValueError(f"no file on this machine has the weights with hash {wanted}; give it with --weights")
 
 
-def _do_source(task: Task, place: Place, tick: Tick) -> None:
-    recipe, target = _recipe(task.definition["recipe"], place), "+".join(task.definition["without"])
-    train_source(place.dataset(), target, recipe, task.path(place), report=tick, **_ways(place))
-
-
-def _do_surrogate(task: Task, place: Place, tick: Tick) -> None:
-    domain = place.dataset().domain(task.definition["surrogate"])
+def _train_source(task: Task, place: Place, tick: Tick) -> None:
+    dataset = place.dataset()
+    target = "+".join(name for name in dataset.domains if name not in task.definition["domains"])
     recipe = _recipe(task.definition["recipe"], place)
-    train_surrogate(domain, recipe, task.path(place), report=tick, **_ways(place))
+    train_source(dataset, target, recipe, task.path(place), device=place.device, compile=place.compile, tick=tick)
 
 
-def _ways(place: Place) -> dict[str, Any]:
-    """Of training, which change no name."""
-    return {"device": place.device, "compile": place.compile}
+def _train_surrogate(task: Task, place: Place, tick: Tick) -> None:
+    (target,) = task.definition["domains"]
+    recipe = _recipe(task.definition["recipe"], place)
+    domain = place.dataset().domain(target)
+    train_surrogate(domain, recipe, task.path(place), device=place.device, compile=place.compile, tick=tick)
 
 
-def _do_attacked(task: Task, place: Place, tick: Tick) -> None:
+def _attack(task: Task, place: Place, tick: Tick) -> None:
     domain, copies, surrogate = _attacked(task.definition, place, tick)
     model = load(surrogate).to(place.device)
     clean, fooled = (accuracy(model, images, domain.labels) for images in (domain.images, copies))
-    fact = {
+    facts = {
         "definition": task.definition,
         "images": len(domain),
         "surrogate_clean": clean,
         "surrogate_attacked": fooled,
     }
-    write_json(task.path(place), fact)
+    write_json(task.path(place), facts)
 
 
-def _do_run(task: Task, place: Place, tick: Tick) -> None:
-    what, spec = task.definition, task.definition["stream"]
-    attack = what["attack"]
-    domains, attacked, eot = stream_of(what, place)
-    run = Run(
-        method=what["method"],
-        predictor=what["predictor"],
-        options=what["options"],
-        predictor_options=what["predictor_options"],
-        stream=StreamSpec(**spec),
-        eot=eot,
-        precision=what.get("precision", "float32"),
-    )
-    source = Task("source", "", what["source"]).path(place)
-    threat, name = ({}, "pgd") if attack is None else (attack["threat"], attack["name"])
-    setting = Setting(domains, attacked, threat, source, place.device, name)
-    perform(run, setting, place.results.folder, defined_by=what, tick=tick)
+def _run(task: Task, place: Place, tick: Tick) -> None:
+    experiment = Experiment.from_description(task.definition)
+    perform(experiment, materials(experiment, place), place.results.folder, tick=tick)
 
 
-def stream_of(what: Mapping[str, Any], place: Place) -> tuple[Any, Any, Any]:
-    """(domains, their attacked copies, the live attack): what a run is made on."""
-    attack, seed = what["attack"], what["stream"]["seed"]
-    if attack is not None and "copies" in attack:
-        made = [_attacked(definition, place) for definition in attack["copies"]]
-        return tuple(m[0] for m in made), tuple(m[1] for m in made), None
-    domains = tuple(_domain(name, what["images"], seed, place) for name in what["target"].split("+"))
-    if attack is None:
-        return domains, None, None
-    return domains, tuple(domain.images for domain in domains), attack["threat"]
+def materials(experiment: Experiment, place: Place) -> Materials:
+    """Return what a store holds for an experiment; attacked copies that are missing are made."""
+    source = Task("source", "", experiment.source).path(place)
+    made = [_attacked(definition, place) for definition in experiment.copies()]
+    if made:
+        return Materials(tuple(m[0] for m in made), source, tuple(m[1] for m in made), place.device)
+    domains = tuple(_domain(name, experiment.images, experiment.stream.seed, place) for name in experiment.targets)
+    return Materials(domains, source, None, place.device)
 
 
 def _domain(name: str, images: int | None, seed: int, place: Place) -> Domain:
@@ -218,13 +218,10 @@ def _domain(name: str, images: int | None, seed: int, place: Place) -> Domain:
     return domain if images is None else excerpt(domain, images, seed)
 
 
-def _attacked(
-    definition: Mapping[str, Any], place: Place, tick: Tick = lambda done, total, **figures: None
-) -> tuple[Domain, Any, Path]:
-    """(the domain's images, their attacked copies, the surrogate's file); the copies are made if they are not there."""
-    trained = definition["surrogate"]
-    surrogate = Task("surrogate", "", trained).path(place)
-    domain = _domain(trained["surrogate"], definition["images"], definition["seed"], place)
+def _attacked(definition: Mapping[str, Any], place: Place, tick: Tick = silent) -> tuple[Domain, Any, Path]:
+    """Return a domain's images, their attacked copies, and the surrogate's file."""
+    surrogate = Task("surrogate", "", definition["surrogate"]).path(place)
+    domain = _domain(definition["target"], definition["images"], definition["seed"], place)
     model = load(surrogate).to(place.device)
     model.accelerate(precision=definition.get("precision"))
     copies = attacked_copies(
@@ -233,15 +230,15 @@ def _attacked(
         ArrayStore(place.store / "attacked"),
         source=digest_file(surrogate),
         attack=definition["attack"],
-        threat=dict(definition["threat"]),
+        threat=definition["threat"],
         seed=definition["seed"],
-        progress=tick,
+        tick=tick,
     )
     return domain, copies, surrogate
 
 
 def surrogate_facts(tasks: Sequence[Task], place: Place) -> list[dict[str, Any]]:
-    """How the attacker's own models fared, clean and attacked, for every stream of attacked images that says so."""
+    """Return how the attacker's own models fared on clean and on attacked images."""
     facts = []
     for task in tasks:
         if task.kind == "attacked" and task.done(place):
@@ -250,19 +247,21 @@ def surrogate_facts(tasks: Sequence[Task], place: Place) -> list[dict[str, Any]]
     return facts
 
 
-KINDS = {"source": _do_source, "surrogate": _do_surrogate, "attacked": _do_attacked, "run": _do_run}
+KINDS = {"source": _train_source, "surrogate": _train_surrogate, "attacked": _attack, "run": _run}
 
 
-# --- tasks that travel, to a machine that has torch and little else -------------------------------------------------
+# --- tasks that travel to a machine that has torch and little else -------------------------------------------------
 
 
 def write_tasks(path: Path, tasks: Sequence[Task]) -> None:
+    """Write tasks to a file."""
     content = [[t.kind, t.label, t.definition, t.needs, t.passes] for t in tasks]
     write_json(path, {"format": FORMAT, "tasks": content})
 
 
 def read_tasks(path: Path) -> list[Task]:
+    """Read the tasks that `write_tasks` wrote."""
     content = read_json(path)
     if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise StoreError(f"{path} holds no tasks; expected a file that `safer bench PLAN --tasks FILE` wrote")
+        raise StoreError(f"{path} is not a file of tasks; expected one that `safer bench PLAN --tasks FILE` wrote")
     return [Task(kind, label, what, tuple(needs), passes) for kind, label, what, needs, passes in content["tasks"]]

@@ -9,62 +9,65 @@ from typing import Annotated, Any
 
 import typer
 
-from .options import Architecture, AsJson, Data, Device, Side, Steps, Store, Weights, result
+from .options import Architecture, AsJson, Data, Device, Images, Side, Steps, Store, Weights, result
 
 
 def bench(
-    what: Annotated[
-        str, typer.Argument(help="A plan's name or its TOML file; or `list`, `status PLAN`, `tasks FILE`.")
-    ],
-    of: Annotated[str | None, typer.Argument(help="The plan or file that `status` and `tasks` are asked of.")] = None,
+    what: Annotated[str, typer.Argument(help="A plan's name or TOML file; or `list`, `status PLAN`, `tasks FILE`.")],
+    of: Annotated[str | None, typer.Argument(help="The plan of `status`, or the file of `tasks`.")] = None,
     data: Data = "synthetic",
-    seeds: Annotated[int, typer.Option(min=1, help="How many; results are means over them.")] = 3,
-    target: Annotated[list[str] | None, typer.Option(help="Only this domain; may be given again.")] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="How many seeds; results are means over them.")] = 3,
+    target: Annotated[list[str] | None, typer.Option(help="Only this domain; may be repeated.")] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Tiny models and streams, one target and seed, to see everything work.")
+        bool, typer.Option("--quick", help="Tiny models and streams, one target and one seed, to see everything work.")
     ] = False,
-    images: Annotated[int | None, typer.Option(min=1, help="Images in a stream (default: all; synthetic 512).")] = None,
+    images: Images = None,
     architecture: Architecture = None,
     weights: Weights = None,
     steps: Steps = None,
     robust_steps: Annotated[
-        int | None, typer.Option(min=1, help="Of Robust ERM, whose every step costs four (default: as --steps).")
+        int | None,
+        typer.Option(min=1, help="Training steps of Robust ERM, each of which costs four (default: --steps)."),
     ] = None,
     precision: Annotated[
-        str, typer.Option(help="Of attacks and runs: float32 or bfloat16. A GPU always trains in bfloat16.")
+        str, typer.Option(help="Precision of attacks and runs: float32 or bfloat16. A GPU always trains in bfloat16.")
     ] = "float32",
     side: Side = 224,
     store: Store = Path("bench"),
     device: Device = "cpu",
-    compile: Annotated[bool, typer.Option("--compile", help="Trainings as compiled programs, for GPUs.")] = False,
-    engine: Annotated[str, typer.Option(help="local: processes of this machine; ray: a cluster.")] = "local",
-    workers: Annotated[int | None, typer.Option(min=1, help="Tasks at once (default: one per core or GPU).")] = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="Of each (default: the cores they share; ray: 1).")] = None,
-    address: Annotated[str | None, typer.Option(help="Of a running Ray cluster.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the runs and about how long they take.")] = False,
-    tasks: Annotated[
-        Path | None, typer.Option(help="Write the tasks to this file instead, for `safer bench tasks` elsewhere.")
+    compile: Annotated[bool, typer.Option("--compile", help="Compile the trainings, on a GPU.")] = False,
+    executor: Annotated[str, typer.Option(help="local: processes of this machine; ray: a cluster.")] = "local",
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Tasks at once (default: one for each core or GPU).")
     ] = None,
-    sink: Annotated[list[str] | None, typer.Option(help="Send rows there too: tensorboard, mlflow.")] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Threads of each worker (default: the cores they share; ray: 1).")
+    ] = None,
+    address: Annotated[str | None, typer.Option(help="The address of a running Ray cluster.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show the runs and estimate their time.")] = False,
+    tasks: Annotated[
+        Path | None, typer.Option(help="Only write the tasks to this file, for `safer bench tasks` on another machine.")
+    ] = None,
+    sink: Annotated[list[str] | None, typer.Option(help="Also send rows to tensorboard or mlflow.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run a study of the paper, or your own plan: rows, tables, figures and a page. The same command goes on after a
-    stop, and only makes what is not there yet."""
+    """Run a study of the paper, or your own plan: rows, tables, figures and a page. The same command resumes after a
+    stop, and makes only what is missing."""
     from .. import extensions
     from ..bench.tasks import COUNT, QUICK_COUNT, Place, read_tasks
 
     if what == "list":
         return _list_plans(as_json)
     if quick and (steps or robust_steps):
-        raise typer.BadParameter("--quick has sizes of its own; leave --steps and --robust-steps out")
-    _check_words(what, of, dry_run=dry_run, engine=engine, address=address)
+        raise typer.BadParameter("--quick sets its own sizes; leave --steps and --robust-steps out")
+    _check_words(what, of, dry_run=dry_run, executor=executor, address=address)
     place = Place(
         store, data, side, QUICK_COUNT if quick else COUNT, weights=weights, device=device, compile=compile,
-        extensions=extensions.loaded(),
+        extensions=extensions.loaded_paths(),
     )  # fmt: skip
-    options = {"workers": workers, "threads": threads, **({"address": address} if engine == "ray" else {})}
+    options = {"workers": workers, "threads": threads, **({"address": address} if executor == "ray" else {})}
     if what == "tasks":
-        return _carry_out(read_tasks(Path(str(of))), place, engine, options, sink or [], as_json)
+        return _carry_out(read_tasks(Path(str(of))), place, executor, options, sink or [], as_json)
     from ..bench.study import prepare
 
     study = prepare(
@@ -76,19 +79,19 @@ def bench(
         return _write_down(study, tasks, as_json)
     if dry_run or what == "status":
         return _show(study, place, dry_run, as_json)
-    return _run(study, place, engine, options, sink or [], as_json)
+    return _run(study, place, executor, options, sink or [], as_json)
 
 
-def _check_words(what: str, of: str | None, *, dry_run: bool, engine: str, address: str | None) -> None:
-    """What would be left unheard is refused."""
+def _check_words(what: str, of: str | None, *, dry_run: bool, executor: str, address: str | None) -> None:
+    """Refuse options that would be ignored."""
     if what in ("status", "tasks") and of is None:
         raise typer.BadParameter(f"`safer bench {what}` needs a plan or file after it")
     if what not in ("status", "tasks") and of is not None:
-        raise typer.BadParameter(f"{of!r} comes after {what!r}; expected one plan at a time")
+        raise typer.BadParameter(f"{of!r} follows {what!r}; expected one plan at a time")
     if what == "tasks" and dry_run:
-        raise typer.BadParameter("`safer bench tasks` has no --dry-run; ask for it where the tasks are written")
-    if address is not None and engine != "ray":
-        raise typer.BadParameter(f"--address is of a Ray cluster and the engine is {engine}; expected --engine ray")
+        raise typer.BadParameter("`safer bench tasks` has no --dry-run; use it with the plan")
+    if address is not None and executor != "ray":
+        raise typer.BadParameter(f"--address needs --executor ray, and the executor is {executor}")
 
 
 def _write_down(study: Any, file: Path, as_json: bool) -> None:
@@ -99,7 +102,7 @@ def _write_down(study: Any, file: Path, as_json: bool) -> None:
 
 
 def _show(study: Any, place: Any, dry_run: bool, as_json: bool) -> None:
-    """What is done, running and left; dry: also every task, and about how long they take."""
+    """Show what is done and left; with `dry_run` also every task and an estimate of their time."""
     from ..bench.study import estimate, states
 
     shown: dict[str, Any] = {**states(study, place), "runs": len(set(study.runs)), "tasks": len(study.tasks)}
@@ -110,12 +113,12 @@ def _show(study: Any, place: Any, dry_run: bool, as_json: bool) -> None:
     result(shown, as_json)
 
 
-def _run(study: Any, place: Any, engine: str, options: dict[str, Any], sinks: list[str], as_json: bool) -> None:
+def _run(study: Any, place: Any, executor: str, options: dict[str, Any], sinks: list[str], as_json: bool) -> None:
     from ..bench.publish import publish
     from ..bench.study import states
 
     try:
-        failed = _execute(study.tasks, place, engine, options, sinks)
+        failed = _execute(study.tasks, place, executor, options, sinks)
     except KeyboardInterrupt:
         publish(study, place, pictures=False)
         raise
@@ -141,19 +144,19 @@ def _list_plans(as_json: bool) -> None:
 
 
 def _carry_out(
-    tasks: list[Any], place: Any, engine: str, options: dict[str, Any], sinks: list[str], as_json: bool
+    tasks: list[Any], place: Any, executor: str, options: dict[str, Any], sinks: list[str], as_json: bool
 ) -> None:
-    failed = _execute(tasks, place, engine, options, sinks)
+    failed = _execute(tasks, place, executor, options, sinks)
     result({"done": sum(task.done(place) for task in tasks), "tasks": len(tasks), "failed": failed}, as_json)
     if failed:
         raise typer.Exit(1)
 
 
-def _execute(tasks: Any, place: Any, engine: str, options: dict[str, Any], sinks: list[str]) -> dict[str, str]:
-    """Carry tasks out with live progress; rows also to the sinks. {label: why} of what failed."""
+def _execute(tasks: Any, place: Any, executor: str, options: dict[str, Any], sinks: list[str]) -> dict[str, str]:
+    """Carry tasks out with live progress, and send rows to the sinks; return {label: reason} of what failed."""
     from ..bench.sinks import create
-    from ..engines import Event, execute
-    from ..engines.live import Live
+    from ..executors import Event, execute
+    from ..executors.progress_view import Live
 
     targets = [create(name, place.store) for name in sinks]
     with Live(tasks, place) as live:
@@ -164,4 +167,4 @@ def _execute(tasks: Any, place: Any, engine: str, options: dict[str, Any], sinks
                 for send in targets:
                     send(event.task.label, place.results.row(event.task.name))
 
-        return execute(engine, tasks, place, report, **options)
+        return execute(executor, tasks, place, report, **options)

@@ -2,42 +2,74 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+
+def check_device(name: str) -> str:
+    """Refuse a device that torch does not know, or that this machine does not have."""
+    import torch
+
+    try:
+        found = torch.device(name)
+    except RuntimeError:
+        raise typer.BadParameter(f"{name!r} is not a device; expected cpu, cuda, cuda:0 or mps") from None
+    missing = {"cuda": not torch.cuda.is_available(), "mps": not torch.backends.mps.is_available()}
+    if missing.get(found.type):
+        raise typer.BadParameter(f"torch finds no {found.type} device on this machine; expected cpu")
+    return name
+
+
 Data = Annotated[
-    str, typer.Option(help="'synthetic', or the folder of PACS, VLCS, OfficeHome: root/domain/class/image.")
+    str, typer.Option(help="'synthetic', or the folder of PACS, VLCS or OfficeHome: root/domain/class/image.")
 ]
-Target = Annotated[str, typer.Option(help="The domain to adapt to; a source model is trained on the others.")]
-Seed = Annotated[int, typer.Option(help="Decides everything random.")]
-Device = Annotated[str, typer.Option(help="cpu, cuda or mps.")]
+Target = Annotated[str, typer.Option(help="The domain to adapt to; the source model is trained on the others.")]
+Seed = Annotated[int, typer.Option(help="Decides all random draws.")]
+Device = Annotated[str, typer.Option(callback=check_device, help="cpu, cuda or mps.")]
 Side = Annotated[int, typer.Option(min=8, help="Pixels a side to which a folder's images are resized.")]
 ModelSide = Annotated[
     int | None, typer.Option("--side", min=8, help="Pixels a side of a folder's images (default: the model's).")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON, for machines.")]
-Budget = Annotated[str | None, typer.Option(help="Largest change, as a fraction (default: 8/255; l2 has none).")]
-StepSize = Annotated[str | None, typer.Option(help="Size of one step (default: 2/255; for l2 2.5 eps / steps).")]
-AttackName = Annotated[str, typer.Option("--attack", help="pgd, autoattack (extra [attacks]), or an extension's.")]
-AttackSteps = Annotated[int | None, typer.Option("--steps", help="Number of attack steps (default: 20).")]
-Norm = Annotated[str, typer.Option(help="linf or l2.")]
-Store = Annotated[Path, typer.Option(help="Folder for what is made once: attacked images and rows.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON, for other programs.")]
+MethodName = Annotated[str, typer.Option(help="The adaptation method; `safer methods` lists them.")]
+PredictorName = Annotated[
+    str,
+    typer.Option(help="What the method asks for predictions: plain, jpeg, fft, blur, safer, safer-a or safer-g."),
+]
+NormName = Annotated[str | None, typer.Option(help="What replaces the batch-norm layers, such as medbn.")]
+Budget = Annotated[
+    str | None, typer.Option(help="The largest change, as a fraction (default: 8/255; an l2 budget has no default).")
+]
+StepSize = Annotated[str | None, typer.Option(help="The size of an attack step (default: 2/255; l2: 2.5 eps / steps).")]
+AttackName = Annotated[
+    str, typer.Option("--attack", help="pgd, autoattack (needs the extra \\[attacks]), or one of an extension.")
+]
+AttackSteps = Annotated[int | None, typer.Option(help="The number of attack steps (default: 20).")]
+AttackNorm = Annotated[str, typer.Option(help="How the attack's budget is measured: linf or l2.")]
+Precision = Annotated[str, typer.Option(help="float32 or bfloat16.")]
+Images = Annotated[
+    int | None,
+    typer.Option(min=1, help="Images in a stream, drawn by the seed (default: all; bench on synthetic 512)."),
+]
+Store = Annotated[Path, typer.Option(help="The folder for attacked images and rows, which are made once.")]
 Out = Annotated[
-    Path, typer.Option(help="Where to write the model (safetensors). A killed training goes on from there.")
+    Path, typer.Option(help="Where to write the model (safetensors). A killed training resumes from there.")
 ]
 Architecture = Annotated[str | None, typer.Option(help="small, resnet18, resnet50, timm:NAME … (default: by dataset).")]
 Weights = Annotated[
     str | None, typer.Option(help="Pretrained weights to start from, a safetensors file; 'none' trains from scratch.")
 ]
-Steps = Annotated[int | None, typer.Option(help="Training steps (default: the paper's 5000; less on synthetic).")]
-BatchSize = Annotated[int | None, typer.Option("--batch", help="Images per domain in a training step.")]
-LearningRate = Annotated[float | None, typer.Option("--lr", help="Learning rate of Adam.")]
+Steps = Annotated[int | None, typer.Option(help="Training steps (default: the paper's 5000; fewer on synthetic).")]
+BatchSize = Annotated[int | None, typer.Option("--batch", help="Images of each domain in a training step.")]
+LearningRate = Annotated[float | None, typer.Option("--lr", help="The learning rate of Adam.")]
 
 
 def result(values: dict[str, Any], as_json: bool, shown: list[str] | None = None) -> None:
+    """Print a result, as JSON or in lines."""
     if as_json:
         typer.echo(json.dumps(values, sort_keys=True))
         return
@@ -46,3 +78,37 @@ def result(values: dict[str, Any], as_json: bool, shown: list[str] | None = None
         typer.echo(
             f"{name:20} {value:.2f}" if isinstance(value, float) else f"{name:20} {'–' if value is None else value}"
         )
+
+
+def progress(label: str) -> contextlib.AbstractContextManager[Any]:
+    """Show how far long work is."""
+    from .._internal.progress import progress as shown
+
+    return shown(label)
+
+
+def parse_fraction(text: str) -> float:
+    """Read a number such as 8/255 or 0.03."""
+    above, _, below = text.partition("/")
+    try:
+        return float(above) / float(below or 1)
+    except (ValueError, ZeroDivisionError):
+        raise typer.BadParameter(f"{text!r} is not a number; expected a fraction such as 8/255") from None
+
+
+def drop_missing(**values: Any) -> dict[str, Any]:
+    """Return the options that were given; weights 'none' asks for no weights."""
+    given = {name: value for name, value in values.items() if value is not None}
+    return {name: None if (name, value) == ("weights", "none") else value for name, value in given.items()}
+
+
+def open_data(data: str, side: int, target: str, *, others: bool) -> Any:
+    """Open a dataset and decode its target, and the other domains if they are needed too."""
+    from ..data import open_dataset
+
+    with progress("decoding images") as tick:
+        dataset = open_dataset(data, side=side, tick=tick)
+        dataset.domain(target)
+        for name in dataset.domains if others else ():
+            dataset.domain(name)
+        return dataset

@@ -1,7 +1,8 @@
 """Images of several domains, and streams of them under attack."""
 
-from .domains import DataError, Dataset, Domain, open_dataset
-from .store import ArrayStore, StoreError
+from ..errors import DataError, StoreError
+from .domains import Dataset, Domain, open_dataset
+from .store import ArrayStore
 from .streams import Batch, Stream, StreamSpec, excerpt
 
 __all__ = [

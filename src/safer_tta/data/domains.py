@@ -1,87 +1,90 @@
 """Images of several domains: PACS, VLCS, OfficeHome, any `root/domain/class/image` folder, or the embedded data.
 
-A folder is decoded once, resized, and kept as one memory-mapped uint8 array per domain.
+The images of a folder are decoded and resized once, and kept as one memory-mapped uint8 array for each domain.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from .._internal.progress import Tick, silent
+from ..errors import DataError, UnknownNameError
 from . import synthetic
-from .store import ArrayStore, Progress, content_of, digest, digest_arrays, digest_file, read_json, write_json
+from .store import ArrayStore, content_of, digest, digest_arrays, digest_file, read_json, write_json
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff"}
-SPLITS = {"train", "val", "test", "crossval", "full"}  # VLCS comes with these between domain and class
+SPLITS = {"train", "val", "test", "crossval", "full"}  # VLCS has these folders between domain and class
 
 
-class DataError(ValueError):
-    """Data that is not what it should be; the message names the file or folder."""
+class Official(NamedTuple):
+    """A domain of a published dataset: its names on disk, and how many images it has, in all and of every class."""
+
+    spellings: tuple[str, ...]
+    images: int
+    per_class: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True)
-class Known:
-    """A published dataset: its domains by their names in rows and on disk, and how many images each should have."""
+class Known(NamedTuple):
+    """A published dataset: how many classes it has, and its domains by the names that rows have."""
 
-    domains: Mapping[str, tuple[str, ...]]
     classes: int
-    images: Mapping[str, int]
-    per_class: Mapping[str, tuple[int, ...]]
+    domains: Mapping[str, Official]
 
 
 KNOWN = {
     "pacs": Known(
-        {"art_painting": ("art_painting",), "cartoon": ("cartoon",), "photo": ("photo",), "sketch": ("sketch",)},
         7,
-        {"art_painting": 2048, "cartoon": 2344, "photo": 1670, "sketch": 3929},
         {
-            "art_painting": (379, 255, 285, 184, 201, 295, 449),
-            "cartoon": (389, 457, 346, 135, 324, 288, 405),
-            "photo": (189, 202, 182, 186, 199, 280, 432),
-            "sketch": (772, 740, 753, 608, 816, 80, 160),
+            "art_painting": Official(("art_painting",), 2048, (379, 255, 285, 184, 201, 295, 449)),
+            "cartoon": Official(("cartoon",), 2344, (389, 457, 346, 135, 324, 288, 405)),
+            "photo": Official(("photo",), 1670, (189, 202, 182, 186, 199, 280, 432)),
+            "sketch": Official(("sketch",), 3929, (772, 740, 753, 608, 816, 80, 160)),
         },
     ),
     "vlcs": Known(
-        {
-            "caltech": ("Caltech101", "CALTECH", "caltech"),
-            "labelme": ("LabelMe", "LABELME", "labelme"),
-            "sun": ("SUN09", "SUN", "sun"),
-            "pascal": ("VOC2007", "PASCAL", "pascal"),
-        },
         5,
-        {"caltech": 1415, "labelme": 2656, "sun": 3282, "pascal": 3376},
         {
-            "caltech": (237, 123, 118, 67, 870),
-            "labelme": (80, 1209, 89, 43, 1235),
-            "sun": (21, 933, 1036, 31, 1261),
-            "pascal": (330, 699, 428, 420, 1499),
+            "caltech": Official(("Caltech101", "CALTECH", "caltech"), 1415, (237, 123, 118, 67, 870)),
+            "labelme": Official(("LabelMe", "LABELME", "labelme"), 2656, (80, 1209, 89, 43, 1235)),
+            "sun": Official(("SUN09", "SUN", "sun"), 3282, (21, 933, 1036, 31, 1261)),
+            "pascal": Official(("VOC2007", "PASCAL", "pascal"), 3376, (330, 699, 428, 420, 1499)),
         },
     ),
     "officehome": Known(
-        {
-            "art": ("Art",),
-            "clipart": ("Clipart",),
-            "product": ("Product",),
-            "realworld": ("Real World", "RealWorld", "Real_World", "Real"),
-        },
         65,
-        {"art": 2427, "clipart": 4365, "product": 4439, "realworld": 4357},
-        {},
+        {
+            "art": Official(("Art",), 2427),
+            "clipart": Official(("Clipart",), 4365),
+            "product": Official(("Product",), 4439),
+            "realworld": Official(("Real World", "RealWorld", "Real_World", "Real"), 4357),
+        },
     ),
 }
 
 
 @dataclass(frozen=True)
 class Domain:
-    """Images (N,3,H,W) of bytes with their labels (N,), and a hash of both."""
+    """Images of one kind with their labels.
+
+    Attributes:
+        dataset: The name of the dataset.
+        name: The name of the domain.
+        images: (N,3,H,W), bytes.
+        labels: (N,).
+        classes: The names of the classes.
+        content: A hash of images and labels.
+        origin: The identity of the dataset of which this is a whole domain; empty for excerpts.
+    """
 
     dataset: str
     name: str
@@ -89,6 +92,7 @@ class Domain:
     labels: NDArray[np.int64]
     classes: tuple[str, ...]
     content: str
+    origin: str = ""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -96,9 +100,14 @@ class Domain:
 
 @dataclass(frozen=True)
 class Dataset:
-    """Domains that share their classes. `domain(name)` decodes one, or finds it decoded.
+    """Domains that share their classes.
 
-    identity: tells two datasets of one name apart without decoding an image: a hash of all files and the side.
+    Attributes:
+        name: The name of the dataset.
+        domains: The names of its domains.
+        classes: The names of its classes.
+        load: Returns a domain by its name.
+        identity: A hash of all files and of the side of the images, which needs no decoding.
     """
 
     name: str
@@ -108,9 +117,15 @@ class Dataset:
     identity: str
 
     def domain(self, name: str) -> Domain:
+        """Return a domain; its images are decoded the first time.
+
+        Raises:
+            UnknownNameError: If the dataset has no such domain.
+            DataError: If an image cannot be decoded.
+        """
         if name not in self.domains:
-            raise DataError(f"{self.name} has no domain {name!r}; expected one of {', '.join(self.domains)}")
-        return self.load(name)
+            raise UnknownNameError.of("domain", name, self.domains)
+        return dataclasses.replace(self.load(name), origin=self.identity)
 
 
 def open_dataset(
@@ -119,22 +134,33 @@ def open_dataset(
     side: int = 224,
     cache: str | os.PathLike[str] | None = None,
     count: int = 1400,
-    progress: Progress = lambda done, total: None,
+    tick: Tick = silent,
 ) -> Dataset:
-    """`synthetic` (then `count` images a domain), or the folder of a dataset (then `side` pixels, kept in `cache`)."""
+    """Open the embedded data or a folder of images.
+
+    Args:
+        data: "synthetic", or a folder `root/domain/class/image`.
+        side: The pixels on a side to which images of a folder are resized.
+        cache: Where decoded images are kept. By default it is `$SAFER_CACHE`, or else the user's cache folder.
+        count: The images in each domain of the embedded data.
+        tick: Called with the number of images decoded and of all.
+
+    Raises:
+        DataError: If the folder is missing, empty or laid out in another way.
+    """
     if str(data) == "synthetic":
         load = functools.cache(functools.partial(_synthetic, count))
         identity = digest({"synthetic": count})
         return Dataset("synthetic", synthetic.DOMAINS, synthetic.CLASSES, load, identity)
     folder = ImageFolder(data)
     store = ArrayStore(Path(cache) if cache is not None else default_cache() / "images")
-    load = functools.cache(functools.partial(_decoded, folder, side, store, progress))
+    load = functools.cache(functools.partial(_decode_domain, folder, side, store, tick))
     identity = digest({"side": side, "files": _content(folder, store.folder / "identities")})
     return Dataset(folder.name, tuple(folder.places), folder.classes, load, identity)
 
 
 def _content(folder: ImageFolder, cache: Path) -> str:
-    """A hash of all files' contents; computed again only when a name, size or date has changed."""
+    """Return a hash of the contents of all files; it is computed again only if a name, size or date has changed."""
     files = [path for name in folder.places for path, _ in folder.files(name)]
     status = [[str(path), path.stat().st_size, path.stat().st_mtime_ns] for path in files]
     known = cache / f"{digest({'files': status})}.json"
@@ -150,13 +176,13 @@ def _content(folder: ImageFolder, cache: Path) -> str:
 
 
 def default_cache() -> Path:
-    """Where decoded images go unless told otherwise: SAFER_CACHE, else the user's cache folder."""
+    """Return where decoded images are kept by default: SAFER_CACHE, or else the user's cache folder."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(os.environ.get("SAFER_CACHE") or Path(home) / "safer-tta")
 
 
 class ImageFolder:
-    """`root/domain/class/image`, with the layouts in which the published datasets come."""
+    """A folder `root/domain/class/image`, or one in the layout of a published dataset."""
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root = Path(root).resolve()
@@ -164,27 +190,23 @@ class ImageFolder:
             raise DataError(f"{self.root} is not a folder; expected root/domain/class/image or the word 'synthetic'")
         found = sorted(p.name for p in self.root.iterdir() if p.is_dir() and not p.name.startswith("."))
         self.name, self.places = _recognise(self.root, found)
-        if not self.places:
-            raise DataError(
-                f"{self.root} holds no folders; expected one for each domain, with one for each class in it"
-            )
         per_domain = {domain: self._classes(place) for domain, place in self.places.items()}
         if not any(images for classes in per_domain.values() for images in classes.values()):
             raise DataError(
-                f"{self.root} holds no images where they are looked for; expected {self.root.name}/domain/class/image. "
-                "Is it a folder too deep, or not deep enough?"
+                f"{self.root} holds no images; expected {self.root.name}/domain/class/image. Is the dataset the folder "
+                "above or below it?"
             )
         self.classes = tuple(sorted(set().union(*per_domain.values())))
         for domain, classes in per_domain.items():
             missing = [c for c in self.classes if not classes.get(c)]
             if missing:
                 raise DataError(
-                    f"{self.places[domain]}: no image in class {', '.join(map(repr, missing[:5]))}; expected every "
-                    "domain to hold images of every class. Remove the class everywhere or complete it"
+                    f"{self.places[domain]}: no image in class {', '.join(map(repr, missing[:5]))}; expected images of "
+                    "every class in every domain. Add images, or remove the class from all domains"
                 )
 
     def files(self, domain: str) -> list[tuple[Path, int]]:
-        """(path, label) of every image of a domain, by class and then by name."""
+        """Return (path, label) of every image of a domain, by class and then by name."""
         classes = self._classes(self.places[domain])
         return [(path, label) for label, name in enumerate(self.classes) for path in classes.get(name, [])]
 
@@ -206,13 +228,10 @@ class ImageFolder:
 
 
 def _recognise(root: Path, found: list[str]) -> tuple[str, dict[str, Path]]:
-    """Which published dataset has these domains; else the folder's own names."""
+    """Return the dataset's name and the folder of each domain: those of a published dataset, or the folder's own."""
     for name, known in KNOWN.items():
-        places = {}
-        for domain, spellings in known.domains.items():
-            on_disk = [s for s in spellings if s in found]
-            if on_disk:
-                places[domain] = root / on_disk[0]
+        on_disk = {domain: [s for s in official.spellings if s in found] for domain, official in known.domains.items()}
+        places = {domain: root / spellings[0] for domain, spellings in on_disk.items() if spellings}
         if len(places) == len(known.domains):
             return name, places
     own = root.name.lower()
@@ -220,7 +239,7 @@ def _recognise(root: Path, found: list[str]) -> tuple[str, dict[str, Path]]:
 
 
 def decode(path: Path, side: int | None) -> NDArray[np.uint8]:
-    """An image file as (3,side,side) bytes, resized without a crop; side None keeps its size."""
+    """Return an image file as (3,side,side) bytes, resized without a crop; `side=None` keeps its size."""
     from PIL import Image
 
     try:
@@ -234,21 +253,21 @@ def decode(path: Path, side: int | None) -> NDArray[np.uint8]:
 
 
 def eight_bit(image: Any) -> Any:
-    """16-bit grey images by their upper eight bits; Pillow would clip them to white."""
+    """Return a 16-bit grey image by its upper eight bits; Pillow would clip it to white."""
     return image.point(lambda value: value / 257).convert("L") if image.mode.startswith("I;16") else image
 
 
-def _decoded(folder: ImageFolder, side: int, store: ArrayStore, progress: Progress, name: str) -> Domain:
+def _decode_domain(folder: ImageFolder, side: int, store: ArrayStore, tick: Tick, name: str) -> Domain:
     files = folder.files(name)
     labels = np.array([label for _, label in files], dtype=np.int64)
     listing = [[str(path.relative_to(folder.root)), path.stat().st_size, path.stat().st_mtime_ns] for path, _ in files]
     definition = {"dataset": folder.name, "domain": name, "side": side, "files": digest({"files": listing})}
 
     def make(first: int, last: int) -> NDArray[np.uint8]:
-        with ThreadPoolExecutor(os.cpu_count()) as pool:  # decoding happens outside the interpreter lock
+        with ThreadPoolExecutor(os.cpu_count()) as pool:  # decoding releases the interpreter lock
             return np.stack(list(pool.map(lambda item: decode(item[0], side), files[first:last])))
 
-    images = store.get(definition, len(files), make, part=256, progress=progress)
+    images = store.get(definition, len(files), make, part=256, tick=tick)
     content = digest({"images": content_of(images), "labels": digest_arrays(labels)})
     return Domain(folder.name, name, images, labels, folder.classes, content)
 
@@ -258,16 +277,16 @@ def _synthetic(count: int, name: str) -> Domain:
     return Domain("synthetic", name, images, labels, synthetic.CLASSES, digest_arrays(images, labels))
 
 
-def check(root: str | os.PathLike[str], progress: Progress = lambda done, total: None) -> dict[str, Any]:
-    """Counts against the official numbers, files that cannot be decoded, and a hash of every file's content."""
+def check(root: str | os.PathLike[str], tick: Tick = silent) -> dict[str, Any]:
+    """Count the images of a folder, compare with the official numbers, and hash and try to decode every file."""
     folder = ImageFolder(root)
     items = [(domain, path, label) for domain in folder.places for path, label in folder.files(domain)]
     known = KNOWN.get(folder.name)
 
-    def look(item: tuple[str, Path, int]) -> tuple[str, str | None]:
+    def examine(item: tuple[str, Path, int]) -> tuple[str, str | None]:
+        problem = None
         try:
             decode(item[1], None)
-            problem = None
         except DataError as error:
             problem = str(error)
         return digest_file(item[1]), problem
@@ -275,17 +294,17 @@ def check(root: str | os.PathLike[str], progress: Progress = lambda done, total:
     counts = {domain: dict.fromkeys(folder.classes, 0) for domain in folder.places}
     hashes, unreadable = {}, []
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for done, (item, (content, problem)) in enumerate(zip(items, pool.map(look, items), strict=True), start=1):
+        for done, (item, (content, problem)) in enumerate(zip(items, pool.map(examine, items), strict=True), start=1):
             domain, path, label = item
             counts[domain][folder.classes[label]] += 1
             hashes[str(path.relative_to(folder.root))] = content
             if problem:
                 unreadable.append(problem)
-            progress(done, len(items))
+            tick(done, len(items))
     return {
         "dataset": folder.name,
         "counts": counts,
-        "expected": dict(known.images) if known else None,
+        "expected": {name: official.images for name, official in known.domains.items()} if known else None,
         "differences": _differences(counts, known),
         "unreadable": unreadable,
         "content": digest(hashes),
@@ -298,12 +317,13 @@ def _differences(counts: Mapping[str, Mapping[str, int]], known: Known | None) -
         return []
     found = []
     classes = len(next(iter(counts.values())))
-    if classes != known.classes:  # then the classes below do not line up with the official ones
+    if classes != known.classes:  # counts by class could not be compared
         return [f"{classes} classes, officially {known.classes}"]
     for domain, per_class in counts.items():
-        if sum(per_class.values()) != known.images[domain]:
-            found.append(f"{domain}: {sum(per_class.values())} images, officially {known.images[domain]}")
-        for (name, count), official in zip(per_class.items(), known.per_class.get(domain, ()), strict=False):
-            if count != official:
-                found.append(f"{domain}/{name}: {count} images, officially {official}")
+        official = known.domains[domain]
+        if sum(per_class.values()) != official.images:
+            found.append(f"{domain}: {sum(per_class.values())} images, officially {official.images}")
+        for (name, count), expected in zip(per_class.items(), official.per_class, strict=False):
+            if count != expected:
+                found.append(f"{domain}/{name}: {count} images, officially {expected}")
     return found

@@ -1,7 +1,7 @@
-"""Letters and digits in the styles of the embedded domains: what the shipped backbone was pretrained on.
+"""Letters and digits in the styles of the embedded domains: the data that the shipped backbone was pretrained on.
 
-Source and surrogate both start from that backbone, as both start from ImageNet in the paper. The common ancestor is
-what makes attacks transfer between them; networks trained from scratch hardly share their weaknesses.
+Source model and surrogate both start from this backbone, as both start from ImageNet in the paper. Attacks transfer
+between them because of it; networks that are trained from scratch share few weaknesses.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from .synthetic import PAINTERS, SIDE, Array, to_uint8
 
 CHARACTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
-REACH = 8  # distances are exact to this many pixels and cut off beyond: painters look no further
+REACH = 8  # distances are exact up to this many pixels and cut off beyond, where painters do not look
 
 
 def glyphs(count: int, seed: int = 0) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """`count` images (count,3,64,64) and their labels, characters in turn, each in a style drawn at random."""
+    """Return `count` images (count,3,64,64) and labels: the characters in turn, each in a random style."""
     labels = np.arange(count, dtype=np.int64) % len(CHARACTERS)
     painters = list(PAINTERS.values())
     images = []
@@ -30,7 +30,7 @@ def glyphs(count: int, seed: int = 0) -> tuple[NDArray[np.uint8], NDArray[np.int
 
 
 def _distance(character: str, rng: np.random.Generator) -> Array:
-    """Signed distance in pixels of a character, placed, turned and scaled at random."""
+    """Return the signed distance in pixels to a character at a random place, angle and size."""
     from PIL import Image, ImageDraw
 
     canvas = Image.new("L", (SIDE, SIDE))

@@ -1,10 +1,9 @@
-"""What is made once and kept: named by the hash of what defines it, written whole or not at all, checked when read."""
+"""Arrays that are made once and kept: named by the hash of their definition, written atomically, checked when read."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -14,64 +13,64 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..tensorfile import atomic_write
+from .._internal.hashing import hash_bytes
+from .._internal.progress import Tick, silent
+from .._internal.safetensors_io import atomic_write
+from ..errors import StoreError
 
 Bytes = NDArray[np.uint8]
-Progress = Callable[[int, int], None]
-
-
-class StoreError(ValueError):
-    """A stored file that is damaged, incomplete or belongs to something else."""
 
 
 def digest(definition: Mapping[str, Any]) -> str:
-    """A short name for anything that can be written as JSON."""
-    text = json.dumps(definition, sort_keys=True, separators=(",", ":"))
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+    """Return a short name for anything that can be written as JSON."""
+    return hash_bytes([json.dumps(definition, sort_keys=True, separators=(",", ":")).encode()], size=8).hex()
 
 
 def digest_arrays(*arrays: NDArray[Any]) -> str:
-    """A hash of contents."""
-    state = hashlib.blake2b(digest_size=16)
-    for array in arrays:
-        state.update(f"{array.dtype}{array.shape}".encode())
-        state.update(np.ascontiguousarray(array).data)
-    return state.hexdigest()
+    """Return a hash of the shapes, types and contents of arrays."""
+    pairs = ((f"{array.dtype}{array.shape}".encode(), np.ascontiguousarray(array).data) for array in arrays)
+    return hash_bytes(part for pair in pairs for part in pair).hex()
 
 
 def digest_file(path: str | os.PathLike[str]) -> str:
-    """A hash of a file's content."""
+    """Return a hash of a file's content."""
     with open(path, "rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+        return hash_bytes(iter(lambda: file.read(1 << 20), b"")).hex()
 
 
 def write_json(path: Path, content: Any) -> None:
+    """Write a file as JSON, completely or not at all."""
     with atomic_write(path) as file:
         file.write(json.dumps(content, indent=1, sort_keys=True).encode())
 
 
 def read_json(path: Path) -> Any:
+    """Read a JSON file, or raise a StoreError that names it."""
     try:
         return json.loads(path.read_bytes())
     except ValueError as error:
-        raise StoreError(f"{path} is damaged: it is not JSON. Remove it to have it made again") from error
+        raise StoreError(f"{path} is damaged: it is not JSON. Remove it, and it will be made again") from error
 
 
 def content_of(array: NDArray[Any]) -> str:
-    """A hash of an array's content; of a memory-mapped file it is computed once per process."""
+    """Return a hash of an array's content; for a memory-mapped file it is computed once per process."""
     if isinstance(array, np.memmap) and array.filename is not None:
         status = os.stat(array.filename)
-        return _mapped_content(str(array.filename), status.st_mtime_ns, status.st_size, array.offset, array.shape)
+        return _hash_mapped(str(array.filename), status.st_mtime_ns, status.st_size, array.offset, array.shape)
     return digest_arrays(array)
 
 
 @functools.lru_cache(maxsize=64)
-def _mapped_content(name: str, changed: int, size: int, offset: int, shape: tuple[int, ...]) -> str:
+def _hash_mapped(name: str, changed: int, size: int, offset: int, shape: tuple[int, ...]) -> str:
     return digest_arrays(np.memmap(name, dtype=np.uint8, mode="r", offset=offset, shape=shape))
 
 
 class ArrayStore:
-    """Large uint8 arrays in a folder, each made in parts: a kill loses the part at hand and nothing else."""
+    """Large uint8 arrays in a folder. Each is made in parts, and a killed process loses only its current part.
+
+    Args:
+        folder: Where the arrays are kept.
+    """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
@@ -83,16 +82,27 @@ class ArrayStore:
         make: Callable[[int, int], Bytes],
         *,
         part: int = 64,
-        progress: Progress = lambda done, total: None,
+        tick: Tick = silent,
     ) -> Bytes:
-        """The array that `definition` names, memory-mapped. If it is not there, `make(first, last)` its parts."""
+        """Return an array, memory-mapped, and make it first if the store does not have it.
+
+        Args:
+            definition: What the array follows from, as JSON; its hash is the name of the array.
+            count: The length of the array.
+            make: Returns the rows from `first` up to `last`.
+            part: How many rows are made at a time.
+            tick: Called with the number of rows made so far and `count`.
+
+        Raises:
+            StoreError: If what lies in the store is damaged, or is another array.
+        """
         definition = {**definition, "count": count, "part": part}
         place = self.folder / digest(definition)
         if not (place / "manifest.json").exists():
             place.mkdir(parents=True, exist_ok=True)
-            with locked(place / "lock"):  # another process may be at it, or have just finished
+            with locked(place / "lock"):  # another process may be making the array, or have just finished
                 if not (place / "manifest.json").exists():
-                    self._make(place, definition, count, make, part, progress)
+                    self._make(place, definition, count, make, part, tick)
         return self._open(place, definition)
 
     def _make(
@@ -102,20 +112,20 @@ class ArrayStore:
         count: int,
         make: Callable[[int, int], Bytes],
         part: int,
-        progress: Progress,
+        tick: Tick,
     ) -> None:
-        for leftover in place.glob(".*.part"):  # of a process that was killed while it wrote
+        for leftover in place.glob(".*.part"):  # from a process that was killed while it wrote
             leftover.unlink()
         parts = []
         for first in range(0, count, part):
             last = min(first + part, count)
-            stored = _stored_part(place, first, last)
+            stored = _find_part(place, first, last)
             if stored is None:
                 made = make(first, last)
                 stored = place / f"part-{first:08d}-{digest_arrays(made)}.npy"
                 _save(stored, made)
             parts.append(stored)
-            progress(last, count)
+            tick(last, count)
         whole = np.concatenate([np.load(path) for path in parts])
         _save(place / "array.npy", whole)
         write_json(place / "manifest.json", {"definition": definition, "content": digest_arrays(whole)})
@@ -130,14 +140,16 @@ class ArrayStore:
             array: Bytes = np.load(path, mmap_mode="r")
             intact = content_of(array) == manifest.get("content") and len(array) == definition["count"]
         except (OSError, ValueError) as error:
-            raise StoreError(f"{path} is damaged or missing ({error}). Remove {place} to have it made again") from error
+            raise StoreError(
+                f"{path} is damaged or missing ({error}). Remove {place}; it will be made again"
+            ) from error
         if not intact:
-            raise StoreError(f"{path} is not what was written there: its hash differs. Remove {place} to make it again")
+            raise StoreError(f"{path} is damaged: its hash differs. Remove {place}; it will be made again")
         return array
 
 
-def _stored_part(place: Path, first: int, last: int) -> Path | None:
-    """A part that an earlier process finished: its name says what it must hold."""
+def _find_part(place: Path, first: int, last: int) -> Path | None:
+    """Return the path of a part that an earlier process finished; its name holds the hash of its content."""
     for path in place.glob(f"part-{first:08d}-*.npy"):
         try:
             part = np.load(path)
@@ -149,7 +161,7 @@ def _stored_part(place: Path, first: int, last: int) -> Path | None:
 
 
 def _save(path: Path, array: Bytes) -> None:
-    """As np.save, but through Python's own writes, which report a full disk; numpy's fast path does not always."""
+    """Save an array through Python's own writes, which always report a full disk, unlike numpy's fast path."""
     with atomic_write(path) as file:
         np.lib.format.write_array(_Writer(file), np.ascontiguousarray(array), allow_pickle=False)
 
@@ -161,11 +173,11 @@ class _Writer:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """One process at a time; the lock goes with the process that held it."""
+    """Inside, no other process is in a block locked by this file; the lock ends with the process that holds it."""
     with open(path, "a") as file:
         try:
             import fcntl
-        except ImportError:  # Windows: two processes on one store are on their own there
+        except ImportError:  # Windows, where two processes may make the same array
             yield
             return
         fcntl.flock(file, fcntl.LOCK_EX)

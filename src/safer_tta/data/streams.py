@@ -1,7 +1,6 @@
-"""A test stream under attack: which images arrive, in what order, and which of them were replaced.
+"""A test stream under attack: which images arrive, in what order, and which of them are attacked.
 
-Everything follows from the images, the attacked copies and a specification, so a manifest reproduces a stream and
-every method sees the identical one.
+A stream follows from the images, their attacked copies and a specification alone, so every method sees the same one.
 """
 
 from __future__ import annotations
@@ -17,8 +16,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..seeds import generator
-from .domains import DataError, Domain
+from .._internal import checks
+from .._internal.seeds import generator
+from ..errors import DataError, InvalidValueError
+from .domains import Domain
 from .store import content_of, digest
 
 Index = NDArray[np.int64]
@@ -26,7 +27,13 @@ DRAWS = ("exact", "bernoulli", "late")
 
 
 class Batch(NamedTuple):
-    """Images (B,3,H,W) of bytes, labels (B,) to score with, and which images were attacked (B,)."""
+    """A batch of a stream.
+
+    Attributes:
+        images: (B,3,H,W), bytes.
+        labels: (B,), for scoring.
+        attacked: (B,), which images are attacked.
+    """
 
     images: Tensor
     labels: Tensor
@@ -35,10 +42,20 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class StreamSpec:
-    """order: shuffled, correlated (by class), continual (domains in turn) or mixed (domains shuffled together).
-    attack_rate: percent of each batch; `draw` says exactly so many ("exact"), each with that chance ("bernoulli"), or
-    exactly so many from half-way on, after a clean first half ("late").
-    limit: only so many images.
+    """How images become a stream.
+
+    Attributes:
+        order: "shuffled", "correlated" (by class), "continual" (domains in turn) or "mixed" (domains shuffled).
+        attack_rate: The percentage of attacked images in a batch.
+        draw: "exact" attacks exactly this share of a batch, "bernoulli" each image with this probability, and "late"
+            exactly this share from the middle of the stream on.
+        batch: Images in a batch.
+        limit: The stream ends after this many images.
+        seed: Decides the order and which images are attacked.
+
+    Raises:
+        UnknownNameError: If there is no such `order` or `draw`.
+        InvalidValueError: If a number is out of range.
     """
 
     order: str = "shuffled"
@@ -49,21 +66,27 @@ class StreamSpec:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        # One stream, one name: 50 and 50.0, numpy's 1 and Python's 1 are the same.
+        # A stream has one name, whether a value came as 50 or 50.0, or as a number of numpy's or Python's.
         object.__setattr__(self, "attack_rate", float(self.attack_rate))
         object.__setattr__(self, "seed", operator.index(self.seed))
-        if self.order not in ORDERS:
-            raise DataError(f"order {self.order!r} is unknown; expected one of {', '.join(ORDERS)}")
+        checks.one_of(ORDERS, order=self.order)
+        checks.one_of(DRAWS, draw=self.draw)
         if not 0 <= self.attack_rate <= 100:
-            raise DataError(f"attack_rate is {self.attack_rate}; expected percent of a batch, 0 to 100")
-        if self.draw not in DRAWS:
-            raise DataError(f"draw {self.draw!r} is unknown; expected one of {', '.join(DRAWS)}")
-        if self.batch < 1 or (self.limit is not None and self.limit < 1):
-            raise DataError(f"batch is {self.batch} and limit {self.limit}; expected at least 1")
+            raise InvalidValueError(f"attack_rate is {self.attack_rate}; expected a percentage from 0 to 100")
+        checks.count(batch=self.batch, limit=1 if self.limit is None else self.limit)
 
 
 class Stream:
-    """Batches of one or several domains. attacked: for each domain its perturbed copies, in the same order."""
+    """Batches of images of one or several domains, some of them attacked.
+
+    Args:
+        domains: The domains; orders other than "continual" and "mixed" take one.
+        spec: How their images become a stream.
+        attacked: For every domain its attacked copies, in the same order; needed if `attack_rate` is above 0.
+
+    Raises:
+        DataError: If domains, order and attacked copies do not fit each other.
+    """
 
     def __init__(
         self, domains: Sequence[Domain], spec: StreamSpec, attacked: Sequence[NDArray[np.uint8]] | None = None
@@ -71,22 +94,20 @@ class Stream:
         if isinstance(domains, Domain):
             raise DataError(f"domains is the domain {domains.name!r} itself; expected a list of them, such as [domain]")
         if attacked is None and spec.attack_rate > 0:
-            raise DataError(f"attack_rate is {spec.attack_rate} and there are no attacked images; make them first")
+            raise DataError(f"attack_rate is {spec.attack_rate} and no attacked images came; make them first")
         if len(domains) > 1 and spec.order not in ("continual", "mixed"):
-            raise DataError(f"order {spec.order!r} is for one domain and {len(domains)} came; use continual or mixed")
+            raise DataError(f"order {spec.order!r} takes one domain and {len(domains)} came; use continual or mixed")
         if attacked is not None and len(attacked) != len(domains):
-            raise DataError(
-                f"{len(attacked)} sets of attacked copies came for {len(domains)} domains; expected one each"
-            )
+            raise DataError(f"attacked has {len(attacked)} arrays for {len(domains)} domains; expected one each")
         for domain, copies in zip(domains, attacked or (), strict=False):
             if copies.shape != domain.images.shape or copies.dtype != np.uint8:
                 raise DataError(
                     f"the attacked copies of {domain.name} are {copies.dtype} {copies.shape}; expected uint8 "
-                    f"{domain.images.shape}. Of floats in [0,1]: (copies * 255).round().astype('uint8')"
+                    f"{domain.images.shape}. Convert floats in [0,1] with (copies * 255).round().astype('uint8')"
                 )
         self.domains, self.spec, self.attacked = list(domains), spec, attacked
         self.order = ORDERS[spec.order](self.domains, spec.seed)[: spec.limit]
-        # One number per image decides who is attacked first, so a higher rate attacks the same images and more.
+        # One number per image decides which are attacked first, so a higher rate attacks the same images and more.
         self.priority = torch.rand(len(self.order), generator=generator(spec.seed, "priority")).numpy()
         self.rounding = torch.rand(len(self), generator=generator(spec.seed, "rounding")).numpy()
 
@@ -97,12 +118,12 @@ class Stream:
         return self.since(0)
 
     def since(self, first: int) -> Iterator[Batch]:
-        """The batches from number `first` on."""
+        """Iterate over the batches from number `first` on."""
         for start in range(first * self.spec.batch, len(self.order), self.spec.batch):
             yield self._batch(slice(start, start + self.spec.batch))
 
     def manifest(self) -> dict[str, Any]:
-        """What it takes to make this stream again."""
+        """Return the definition of the stream: its settings, and hashes of its images."""
         return {
             "spec": dataclasses.asdict(self.spec),
             "domains": [{"dataset": d.dataset, "name": d.name, "content": d.content} for d in self.domains],
@@ -111,10 +132,11 @@ class Stream:
 
     @property
     def name(self) -> str:
+        """The hash of the manifest."""
         return digest(self.manifest())
 
     def _batch(self, window: slice) -> Batch:
-        chosen = self._attacked(window)
+        chosen = self._choose_attacked(window)
         images, labels = [], []
         for (domain, index), replaced in zip(self.order[window], chosen, strict=True):
             source = self.attacked[domain] if replaced and self.attacked is not None else self.domains[domain].images
@@ -122,15 +144,14 @@ class Stream:
             labels.append(self.domains[domain].labels[index])
         return Batch(torch.from_numpy(np.stack(images)), torch.tensor(labels), torch.from_numpy(chosen))
 
-    def _attacked(self, window: slice) -> NDArray[np.bool_]:
+    def _choose_attacked(self, window: slice) -> NDArray[np.bool_]:
         priority = self.priority[window]
         if self.spec.draw == "bernoulli":
-            drawn: NDArray[np.bool_] = priority < self.spec.attack_rate / 100
-            return drawn
+            return np.asarray(priority < self.spec.attack_rate / 100)
         number = window.start // self.spec.batch
         if self.spec.draw == "late" and number < len(self) // 2:
             return np.zeros(len(priority), dtype=bool)
-        # What is not a whole image is one sometimes: a batch's own number decides, so that more is never fewer.
+        # A fraction of an image rounds up or down by the batch's own number, so a higher rate never attacks fewer.
         exact = self.spec.attack_rate / 100 * len(priority)
         count = int(exact + self.rounding[number] + 1e-9)
         chosen = np.zeros(len(priority), dtype=bool)
@@ -139,27 +160,34 @@ class Stream:
 
 
 def excerpt(domain: Domain, images: int, seed: int) -> Domain:
-    """So many images of a domain, drawn by a seed: a short stream needs no more of them attacked."""
+    """Return a part of a domain for a short stream, so that fewer images have to be attacked.
+
+    Args:
+        domain: The whole domain.
+        images: How many images to keep.
+        seed: Decides which.
+    """
     chosen = _shuffled([domain], seed)[:images, 1]
     content = digest({"of": domain.content, "seed": seed, "images": images})
-    return dataclasses.replace(domain, images=domain.images[chosen], labels=domain.labels[chosen], content=content)
+    images_, labels = domain.images[chosen], domain.labels[chosen]
+    return dataclasses.replace(domain, images=images_, labels=labels, content=content, origin="")
 
 
-# --- orders: (number of the domain, index in it), one row an image --------------------------------------------------
+# --- orders: one row (number of the domain, index in it) for every image --------------------------------------------
 
 
 def _pairs(domains: Sequence[Domain]) -> Index:
     return np.concatenate([[(number, i) for i in range(len(d))] for number, d in enumerate(domains)])
 
 
-def _permuted(rows: Index, *seed: object) -> Index:
+def _permute(rows: Index, *seed: object) -> Index:
     order = torch.randperm(len(rows), generator=generator("order", *seed)).numpy()
     permuted: Index = rows[order]
     return permuted
 
 
 def _shuffled(domains: Sequence[Domain], seed: int) -> Index:
-    return _permuted(_pairs(domains), seed)
+    return _permute(_pairs(domains), seed)
 
 
 def _correlated(domains: Sequence[Domain], seed: int) -> Index:
@@ -172,7 +200,7 @@ def _correlated(domains: Sequence[Domain], seed: int) -> Index:
 
 def _continual(domains: Sequence[Domain], seed: int) -> Index:
     rows = _pairs(domains)
-    return np.concatenate([_permuted(rows[rows[:, 0] == number], seed, number) for number in range(len(domains))])
+    return np.concatenate([_permute(rows[rows[:, 0] == number], seed, number) for number in range(len(domains))])
 
 
 ORDERS: dict[str, Callable[[Sequence[Domain], int], Index]] = {

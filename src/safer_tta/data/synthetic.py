@@ -1,7 +1,7 @@
-"""The embedded data: four visual domains of seven shapes, drawn from a seed. No download, 64 pixels a side.
+"""The embedded data: four visual domains of seven shapes, drawn from a seed, with 64 pixels a side. No download.
 
-A shape is a signed distance (negative inside); a domain is a way of painting one. So the seven classes are the same in
-every domain and only the look differs, as in PACS.
+A shape is a signed distance (negative inside), and a domain is a way to paint it. So all domains have the same seven
+classes and differ only in style, as in PACS.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..errors import UnknownNameError
+
 Array = NDArray[np.floating[Any]]
 Shape = Callable[[Array, Array], Array]
 Painter = Callable[[Array, np.random.Generator], Array]
@@ -23,23 +25,23 @@ DOMAINS = ("photo", "painting", "cartoon", "sketch")
 
 
 def domain(name: str, count: int, seed: int = 0) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """`count` images (count,3,64,64) of a domain and their labels, classes in turn. The same seed, the same images."""
+    """Return `count` images (count,3,64,64) of a domain and their labels, the classes in turn; `seed` decides them."""
     if name not in DOMAINS:
-        raise ValueError(f"synthetic domain {name!r} is unknown; expected one of {', '.join(DOMAINS)}")
+        raise UnknownNameError.of("domain", name, DOMAINS)
     labels = np.arange(count, dtype=np.int64) % len(CLASSES)
     images = np.stack([_image(name, int(label), seed, index) for index, label in enumerate(labels)])
     return images, labels
 
 
 def _image(name: str, label: int, seed: int, index: int) -> NDArray[np.uint8]:
-    # Every image has a generator of its own: image 7 is the same whether 10 or 1,000 are drawn.
+    # Every image has its own generator, so image 7 is the same whether 10 or 1,000 are drawn.
     rng = np.random.default_rng([zlib.crc32(name.encode()), seed, index])
     painted = PAINTERS[name](distance(SHAPES[CLASSES[label]], rng), rng)
     return to_uint8(painted)
 
 
 def to_uint8(painted: Array) -> NDArray[np.uint8]:
-    """(H,W,3) in [0,1] -> (3,H,W) of bytes."""
+    """Convert (H,W,3) in [0,1] to (3,H,W) bytes."""
     return (painted.clip(0, 1) * 255).round().astype(np.uint8).transpose(2, 0, 1)
 
 
@@ -83,7 +85,7 @@ SHAPES: dict[str, Shape] = dict(zip(CLASSES, (_disc, _square, _triangle, _star, 
 
 
 def distance(shape: Shape, rng: np.random.Generator) -> Array:
-    """Signed distance (64,64) in pixels of a shape, placed, turned, scaled and stretched at random."""
+    """Return the signed distance (64,64) in pixels to a shape at a random place, angle, size and stretch."""
     row, column = np.mgrid[0:SIDE, 0:SIDE].astype(np.float32)
     size = SIDE * rng.uniform(0.22, 0.38)
     centre = SIDE / 2 + rng.uniform(-0.12, 0.12, 2) * SIDE
@@ -98,7 +100,7 @@ def distance(shape: Shape, rng: np.random.Generator) -> Array:
 
 
 def _smooth_noise(rng: np.random.Generator, cells: int, channels: int = 1) -> Array:
-    """Noise with features of SIDE/cells pixels, in [0,1]."""
+    """Return noise in [0,1] with features of SIDE/cells pixels."""
     coarse = rng.random((cells + 2, cells + 2, channels), dtype=np.float32)
     place = np.arange(SIDE, dtype=np.float32) * (cells / SIDE)
     index, part = place.astype(int), place - place.astype(int)
@@ -113,7 +115,7 @@ def _inside(distance: Array, softness: float = 0.7) -> Array:
 
 
 def _colours(rng: np.random.Generator, apart: float) -> tuple[Array, Array]:
-    """Two colours that differ clearly."""
+    """Return two colours that differ clearly."""
     while True:
         one, two = rng.random((2, 3), dtype=np.float32)
         if abs(one - two).sum() > apart:
@@ -121,7 +123,7 @@ def _colours(rng: np.random.Generator, apart: float) -> tuple[Array, Array]:
 
 
 def photo(distance: Array, rng: np.random.Generator) -> Array:
-    """Shaded texture on a textured ground, soft light, a little grain."""
+    """Paint a shaded texture on a textured ground, with soft light and a little grain."""
     fore, back = _colours(rng, 0.7)
     ground = back + 0.35 * (_smooth_noise(rng, 5, 3) - 0.5) + 0.2 * (_smooth_noise(rng, 17) - 0.5)
     skin = fore + 0.25 * (_smooth_noise(rng, 9, 3) - 0.5)
@@ -134,7 +136,7 @@ def photo(distance: Array, rng: np.random.Generator) -> Array:
 
 
 def painting(distance: Array, rng: np.random.Generator) -> Array:
-    """Wobbly outlines filled with brush strokes in a reduced palette."""
+    """Paint wobbly outlines, filled with brush strokes in a reduced palette."""
     fore, back = _colours(rng, 0.6)
     wobbly = distance + 3.0 * (_smooth_noise(rng, 9)[..., 0] - 0.5)
     angle = rng.uniform(0, np.pi)
@@ -147,7 +149,7 @@ def painting(distance: Array, rng: np.random.Generator) -> Array:
 
 
 def cartoon(distance: Array, rng: np.random.Generator) -> Array:
-    """Flat colours and a dark outline."""
+    """Paint flat colours with a dark outline."""
     fore, back = _colours(rng, 0.8)
     image = back * (1 - _inside(distance)) + fore * _inside(distance)
     outline = _inside(abs(distance) - rng.uniform(1.0, 2.0), 0.5)
@@ -155,7 +157,7 @@ def cartoon(distance: Array, rng: np.random.Generator) -> Array:
 
 
 def sketch(distance: Array, rng: np.random.Generator) -> Array:
-    """A pencil line on white paper, drawn with an unsteady hand."""
+    """Paint a shaky pencil line on white paper."""
     wobbly = distance + 2.2 * (_smooth_noise(rng, 8)[..., 0] - 0.5)
     line = _inside(abs(wobbly) - rng.uniform(0.5, 1.1), 0.45)
     pressure = 0.55 + 0.45 * _smooth_noise(rng, 6)

@@ -9,11 +9,10 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from ..errors import InvalidValueError
 from ..models.norm import use_train_mode
-from ..predictors import Draw, Prediction, Predictor
-from .base import Method
-from .cost import Cost
-from .registry import register
+from ..predictors import Draw
+from ._frame import Cost, Method, Step, register
 
 
 @register("bn")
@@ -21,17 +20,14 @@ class BatchStatistics(Method):
     updates = "none"
     cost = Cost(1, 0)
 
-    def __init__(self, predictor: Predictor) -> None:
-        super().__init__(predictor)
-
     def prepare(self) -> None:
         norms = self.classifier.norms()
         if not any(isinstance(norm, _BatchNorm) for norm in norms):
-            raise ValueError(
+            raise InvalidValueError(
                 "bn normalises with the batch and the model has no batch-norm layer, so nothing would change; expected "
                 "one that has, or method 'none'"
             )
         use_train_mode(norms)
 
-    def forward(self, images: Tensor, draw: Draw) -> tuple[Prediction, None]:
-        return self.predictor(images, draw), None
+    def forward(self, images: Tensor, draw: Draw) -> Step:
+        return Step(self.predictor.look(images, draw), None)

@@ -12,21 +12,18 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from .._internal.checks import count, not_negative, positive, share
+from .._internal.seeds import draw_seed
 from ..models.norm import use_batch_statistics
-from ..predictors import Prediction, Predictor
-from ..seeds import drawn
-from .base import Method
-from .checks import count, not_negative, share
-from .cost import Cost
-from .losses import cross_entropy
-from .own_views import Seeded, seeded, strong
-from .registry import register
-from .teacher import follow, make_teacher
+from ..predictors import Draw, Outlook, Prediction
+from ._frame import Cost, Method, Step, option, register
+from ._frame.augmentations import draw_seeded, strong
+from ._frame.losses import cross_entropy
+from ._frame.teacher import follow, make_teacher
 
 
 @register("cotta")
@@ -34,53 +31,45 @@ class CoTTA(Method):
     updates = "all"
     cost = Cost(19, 1, "3 to 34 forward, 1 backward")
     by_predictor = False
-
-    def __init__(
-        self,
-        predictor: Predictor,
-        *,
-        lr: float = 1e-3,
-        keep: float = 0.999,
-        restore_rate: float = 0.01,
-        threshold: float = 0.92,
-        versions: int = 32,
-    ) -> None:
-        share(keep=keep, restore_rate=restore_rate)
-        not_negative(threshold=threshold)
-        count(versions=versions)
-        self.keep, self.restore_rate, self.threshold, self.versions = keep, restore_rate, threshold, versions
-        super().__init__(predictor, lr=lr)
+    lr: float = option(1e-3, positive)
+    keep: float = option(0.999, share)
+    restore_rate: float = option(0.01, share)
+    threshold: float = option(0.92, not_negative)
+    versions: int = option(32, count)
 
     def prepare(self) -> None:
         use_batch_statistics(self.classifier.norms())
         self.teacher = make_teacher(self.predictor, self.state)
         source = copy.deepcopy(self.classifier).requires_grad_(False)
         self.state.constants["source"] = source
-        self.source = self.teacher.over(source)
+        self.source = self.teacher.fork(source)
 
-    def draw(self, images: Tensor) -> Seeded:
-        return seeded(self.predictor, images)
+    def draw(self, images: Tensor) -> Draw:
+        return draw_seeded(self.predictor, images)
 
-    def forward(self, images: Tensor, draw: Any) -> tuple[Prediction, Tensor]:
-        student = self.predictor.lesson(images, draw.draw)
+    def forward(self, images: Tensor, draw: Draw) -> Step:
+        student = self.predictor.look(images, draw).lesson
         with torch.no_grad():
-            answer = self._teach(images, draw)
-        return answer, cross_entropy(answer.taught().probs, student.logits).mean()
+            taught = self._teach(images, draw)
+        return Step(taught, cross_entropy(taught.lesson.probs, student.logits).mean())
 
-    def _teach(self, images: Tensor, draw: Seeded) -> Prediction:
-        plain = self.teacher(images, draw.draw)
-        if float(self.source.lesson(images, draw.draw).probs.amax(dim=1).mean()) >= self.threshold:
+    def _teach(self, images: Tensor, draw: Draw) -> Outlook:
+        plain = self.teacher.look(images, draw)
+        if float(self.source.look(images, draw).lesson.probs.amax(dim=1).mean()) >= self.threshold:
             return plain
         generator = draw.generator()
-        versions = [self.teacher(strong(images, generator), draw.draw) for _ in range(self.versions)]
-        lesson = None if plain.lesson is None else _mean_logits([v.taught() for v in versions]).softmax(dim=1)
-        # The views that the report could show are those of the plain images, which the answer is no longer made of.
-        report = dataclasses.replace(plain.report, view_probs=None)
-        return dataclasses.replace(plain.saying(_mean_logits(versions), lesson=lesson), report=report)
+        versions = [self.teacher.look(strong(images, generator), draw) for _ in range(self.versions)]
+        answer = _averaged(plain.answer, [version.answer for version in versions])
+        # The report's views are those of the plain images, of which the answer is no longer made.
+        answer = dataclasses.replace(answer, report=dataclasses.replace(answer.report, view_probs=None))
+        lesson = answer
+        if plain.lesson is not plain.answer:
+            lesson = _averaged(plain.lesson, [version.lesson for version in versions])
+        return Outlook(answer, lesson, lesson, plain.memory)
 
-    def commit(self, images: Tensor, prediction: Prediction) -> None:
+    def commit(self, images: Tensor, step: Step) -> None:
         follow(self.teacher, self.predictor, self.keep)
-        seed = drawn(self.predictor.generator)
+        seed = draw_seed(self.predictor.generator)
         generator = torch.Generator(self.classifier.device).manual_seed(seed)
         pairs = zip(self.classifier.parameters(), self.source.classifier.parameters(), strict=True)
         for parameter, source in pairs:
@@ -88,5 +77,6 @@ class CoTTA(Method):
             parameter.copy_(torch.where(chance < self.restore_rate, source, parameter))
 
 
-def _mean_logits(versions: Sequence[Prediction]) -> Tensor:
-    return torch.stack([version.logits for version in versions]).mean(dim=0)
+def _averaged(plain: Prediction, versions: Sequence[Prediction]) -> Prediction:
+    """The prediction with the mean logits of several versions."""
+    return plain.with_logits(torch.stack([version.logits for version in versions]).mean(dim=0))

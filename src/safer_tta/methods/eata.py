@@ -8,8 +8,6 @@ penalty 2000 · Σ F (θ - θ_source)². Scale and shift of the norms learn, wit
 
 from __future__ import annotations
 
-import dataclasses
-import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -17,51 +15,44 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .._internal.checks import not_negative, positive, share
+from .._internal.locking import exclusive
+from ..errors import InvalidValueError
 from ..models.norm import use_batch_statistics
-from ..predictors import Prediction, Predictor
-from .base import Method
-from .checks import not_negative, positive, share
-from .cost import Cost
-from .losses import entropy
-from .registry import register
-from .stateful import alone
+from ..predictors import Draw
+from ._frame import Cost, Method, Step, option, register
+from ._frame.losses import largest_entropy, softmax_entropy
 
 
 @register("eata")
 class EATA(Method):
     updates = "norm"
     cost = Cost(1, 1)
+    lr: float = option(2.5e-4, positive)
+    margin: float = option(0.4, positive)
+    redundancy: float = option(0.05, share)
+    momentum: float = option(0.9, share)
+    fisher: float = option(2000.0, not_negative)
 
-    def __init__(
-        self,
-        predictor: Predictor,
-        *,
-        lr: float = 2.5e-4,
-        margin: float = 0.4,
-        redundancy: float = 0.05,
-        momentum: float = 0.9,
-        fisher: float = 2000.0,
-    ) -> None:
-        positive(margin=margin)
-        share(momentum=momentum, redundancy=redundancy)
-        not_negative(fisher=fisher)
-        self.margin = margin * math.log(max(2, predictor.classifier.num_classes))
-        self.redundancy, self.momentum, self.fisher = redundancy, momentum, fisher
-        super().__init__(predictor, lr=lr)
+    @property
+    def most_entropy(self) -> float:
+        """The entropy below which an image is certain."""
+        return self.margin * largest_entropy(self.classifier.num_classes)
 
     def prepare(self) -> None:
         use_batch_statistics(self.classifier.norms())
         head = self.classifier.head.weight
-        self.state.memory["mean"] = head.new_zeros(self.classifier.num_classes)  # of the kept predictions; 0 = none yet
-        for index, parameter in enumerate(self.classifier.learning(self.updates)):
+        # The mean of the kept predictions; zeros: none yet.
+        self.state.memory["mean"] = head.new_zeros(self.classifier.num_classes)
+        for index, parameter in enumerate(self.classifier.trainable_parameters(self.updates)):
             self.state.memory[f"fisher{index}"] = torch.zeros_like(parameter)
             self.state.memory[f"source{index}"] = parameter.detach().clone()
 
-    @alone
+    @exclusive
     def fit_source(self, batches: Iterable[Any]) -> None:
         """Estimate from source images which parameters matter, before the stream starts."""
         self.reset()
-        parameters = self.classifier.learning(self.updates)
+        parameters = self.classifier.trainable_parameters(self.updates)
         total = [torch.zeros_like(p) for p in parameters]
         count = 0
         before = self.state.hold()
@@ -69,50 +60,51 @@ class EATA(Method):
             for batch in batches:
                 images = batch[0] if isinstance(batch, (tuple, list)) else batch
                 with torch.enable_grad():
-                    logits = self.predictor.lesson(images, self.predictor.draw(images), track=False).logits
+                    logits = self.predictor.look(images, self.predictor.draw(images), track=False).lesson.logits
                     loss = F.cross_entropy(logits, logits.argmax(dim=1))
-                    gradients = torch.autograd.grad(loss, parameters, allow_unused=True)  # of an auxiliary head, say
+                    gradients = torch.autograd.grad(loss, parameters, allow_unused=True)  # None: of an auxiliary head
                 total = [t if g is None else t + g.square() for t, g in zip(total, gradients, strict=True)]
                 count += 1
         finally:
-            self.state.put_back(before)  # the stream is drawn as without it
+            self.state.put_back(before)  # the stream is drawn as if this had not happened
         if not count:
-            raise ValueError("fit_source received no batch; expected source images")
+            raise InvalidValueError("fit_source received no batch; expected source images")
         for index, value in enumerate(total):
             self.state.memory[f"fisher{index}"] = value / count
-        self._initial = self.state.snapshot()
+        self.state.initial = self.state.snapshot()
 
-    @alone
+    @exclusive
     def load_state_dict(self, snapshot: Mapping[str, Tensor]) -> None:
-        """What `fit_source` found out comes with a state, and stays when the method goes back to its start."""
+        """Continue from a state. What `fit_source` estimated comes with it, and stays after a reset."""
         super().load_state_dict(snapshot)
-        self._initial |= {name: snapshot[name].clone() for name in self._initial if name.startswith("memory.fisher")}
+        initial = self.state.initial
+        initial |= {name: snapshot[name].clone() for name in initial if name.startswith("memory.fisher")}
 
-    def forward(self, images: Tensor, draw: Any) -> tuple[Prediction, Tensor | None]:
-        prediction = self.predictor.lesson(images, draw)
-        h = entropy(prediction.logits)
-        chosen = self._chosen(h.detach(), prediction.logits.detach().softmax(dim=1))
+    def forward(self, images: Tensor, draw: Draw) -> Step:
+        seen = self.predictor.look(images, draw)
+        logits = seen.lesson.logits
+        h, probs = softmax_entropy(logits), logits.detach().softmax(dim=1)
+        chosen = self._chosen(h.detach(), probs)
         if not bool(chosen.any()):
-            return prediction, None
-        weight = torch.exp(self.margin - h.detach())
+            return Step(seen, None)
+        weight = torch.exp(self.most_entropy - h.detach())
         loss = (weight * h)[chosen].mean() + self._penalty()
-        kept = {"probs": prediction.logits.detach().softmax(dim=1)[chosen]}
-        return dataclasses.replace(prediction, kept=kept), loss
+        return Step(seen, loss, kept={"probs": probs[chosen]})
 
-    def commit(self, images: Tensor, prediction: Prediction) -> None:
-        if "probs" in prediction.kept:
-            mean, new = self.state.memory["mean"], prediction.kept["probs"].mean(dim=0)
+    def commit(self, images: Tensor, step: Step) -> None:
+        if "probs" in step.kept:
+            mean, new = self.state.memory["mean"], step.kept["probs"].mean(dim=0)
             self.state.memory["mean"] = self.momentum * mean + (1 - self.momentum) * new if bool(mean.any()) else new
 
     def _chosen(self, h: Tensor, probs: Tensor) -> Tensor:
-        chosen = h < self.margin
+        chosen = h < self.most_entropy
         mean = self.state.memory["mean"]
         if bool(mean.any()):
             chosen = chosen & (F.cosine_similarity(mean[None], probs, dim=1).abs() < self.redundancy)
         return chosen
 
     def _penalty(self) -> Tensor:
-        parameters = self.classifier.learning(self.updates)
+        parameters = self.classifier.trainable_parameters(self.updates)
         terms = [
             (self.state.memory[f"fisher{i}"] * (p - self.state.memory[f"source{i}"]).square()).sum()
             for i, p in enumerate(parameters)

@@ -1,4 +1,4 @@
-"""MEMO: for every image alone, make augmented copies agree, answer, and forget.
+"""MEMO: for every image by itself, make augmented copies agree, answer, and forget.
 
 Zhang et al., "MEMO: Test time robustness via adaptation and augmentation", NeurIPS 2022.
 Objective: entropy of the mean prediction over augmented copies of one image; one gradient step on all parameters; the
@@ -11,18 +11,16 @@ product of both costs.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from ..predictors import Prediction, Predictor, Report
-from .base import Method
-from .checks import count, positive
-from .cost import Cost
-from .losses import marginal_entropy
-from .own_views import Seeded, augmix, seeded
-from .registry import register
+from .._internal.checks import count, positive
+from ..predictors import Draw, Outlook, Prediction, Predictor, Report
+from ._frame import Cost, Method, Step, option, register
+from ._frame.augmentations import augmix, draw_seeded
+from ._frame.losses import marginal_entropy
 
 
 @register("memo")
@@ -30,48 +28,42 @@ class MEMO(Method):
     updates = "none"  # nothing stays
     cost = Cost(65, 32, "2 x copies + 1 forward, copies backward")
     by_predictor = False
+    lr: float = option(2.5e-4, positive)
+    copies: int = option(32, count)
 
-    def __init__(self, predictor: Predictor, *, lr: float = 2.5e-4, copies: int = 32) -> None:
-        positive(lr=lr)
-        count(copies=copies)
-        self.lr, self.copies = lr, copies
-        super().__init__(predictor)
+    def draw(self, images: Tensor) -> Draw:
+        return draw_seeded(self.predictor, images)
 
-    def draw(self, images: Tensor) -> Seeded:
-        return seeded(self.predictor, images)
-
-    def forward(self, images: Tensor, draw: Any) -> tuple[Prediction, None]:
+    def forward(self, images: Tensor, draw: Draw) -> Step:
         generator = draw.generator()
         parameters = list(self.classifier.parameters())
         source = [p.detach().clone() for p in parameters]
-        quiet = self.predictor.over(self.classifier)
-        quiet.validate = False
-        quiet.generator = torch.Generator().manual_seed(draw.seed)
+        asked = self.predictor.fork(seed=draw.seed, validate=False)
         answers = []
         try:
             self.classifier.requires_grad_(True)
             for image in images:
-                answers.append(self._answer_one(quiet, image, generator, parameters))
+                answers.append(self._answer_one(asked, image, generator, parameters))
                 _put(parameters, source)
         finally:
             _put(parameters, source)
             self.classifier.requires_grad_(False)
-        return _joined(answers), None
+        return Step(Outlook.of(_joined(answers)), None)
 
     def _answer_one(
         self, predictor: Predictor, image: Tensor, generator: torch.Generator, parameters: list[torch.nn.Parameter]
     ) -> Prediction:
         with torch.enable_grad():
             copies = augmix(image, self.copies, generator)
-            loss = marginal_entropy(predictor.lesson(copies, predictor.draw(copies), track=False).logits)
+            loss = marginal_entropy(predictor.look(copies, predictor.draw(copies), track=False).lesson.logits)
             gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
         with torch.no_grad():
             for parameter, gradient in zip(parameters, gradients, strict=True):
                 if gradient is not None:
                     parameter.sub_(self.lr * gradient)
-            # In the company of its copies, so that a predictor which compares views over a batch has one to compare.
-            company = torch.cat([image[None], copies])
-            return _first(predictor(company, predictor.draw(company), track=False))
+            # Together with its copies: a predictor that compares views over a batch needs a batch.
+            batch = torch.cat([image[None], copies])
+            return _first(predictor(batch, predictor.draw(batch), track=False))
 
 
 def _put(parameters: list[torch.nn.Parameter], values: list[Tensor]) -> None:
@@ -81,32 +73,41 @@ def _put(parameters: list[torch.nn.Parameter], values: list[Tensor]) -> None:
 
 
 def _first(answer: Prediction) -> Prediction:
-    """The first image of a batch alone."""
-    seen = answer.report.view_probs
+    """The answer to the first image of a batch."""
+
+    def first(tensor: Tensor | None) -> Tensor | None:
+        return None if tensor is None else tensor[:1]
+
+    report, seen = answer.report, answer.report.view_probs
     report = dataclasses.replace(
-        answer.report,
-        weights=answer.report.weights[:, :1],
+        report,
+        weights=report.weights[:, :1],
         view_probs=None if seen is None else seen[:, :1],
-        signal=None if answer.report.signal is None else answer.report.signal[:1],
+        suspicion=first(report.suspicion),
+        signals={name: signal[:1] for name, signal in report.signals.items()},
     )
     return Prediction(answer.probs[:1], answer.logits[:1], answer.features[:1], report).detach()
 
 
-def _joined(answers: list[Prediction]) -> Prediction:
-    """Single images as one batch. Each had views of its own, so no view was dropped for all of them."""
-    weights = torch.cat([a.report.weights for a in answers], dim=1)
+def _joined(answers: Sequence[Prediction]) -> Prediction:
+    """Answers to single images as one batch. Each had views of its own, so no view was dropped for all of them."""
     probs, logits, features = (
-        torch.cat([getattr(a, name) for a in answers]) for name in ("probs", "logits", "features")
+        torch.cat([getattr(answer, name) for answer in answers]) for name in ("probs", "logits", "features")
     )
-    seen = [a.report.view_probs for a in answers if a.report.view_probs is not None]
-    signals = [a.report.signal for a in answers if a.report.signal is not None]
-    reliability = [a.report.reliability for a in answers if a.report.reliability is not None]
+    reports = [answer.report for answer in answers]
     report: Report = dataclasses.replace(
-        answers[0].report,
-        weights=weights,
-        reliability=torch.stack(reliability).mean(dim=0) if reliability else None,
+        reports[0],
+        weights=torch.cat([report.weights for report in reports], dim=1),
+        reliability=_all([report.reliability for report in reports], lambda found: torch.stack(found).mean(dim=0)),
         dropped=None,
-        view_probs=torch.cat(seen, dim=1),
-        signal=torch.cat(signals) if signals else None,
+        view_probs=_all([report.view_probs for report in reports], lambda found: torch.cat(found, dim=1)),
+        suspicion=_all([report.suspicion for report in reports], torch.cat),
+        signals={name: torch.cat([report.signals[name] for report in reports]) for name in reports[0].signals},
     )
     return Prediction(probs, logits, features, report)
+
+
+def _all(found: Sequence[Tensor | None], join: Callable[[list[Tensor]], Tensor]) -> Tensor | None:
+    """The tensors joined, or None if there are none."""
+    tensors = [tensor for tensor in found if tensor is not None]
+    return join(tensors) if tensors else None

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ..predictors import Draw, Prediction, Predictor
-from .base import Method
-from .cost import Cost
-from .registry import register
+from ..predictors import Draw
+from ._frame import Cost, Method, Step, register
 
 
 @register("none")
@@ -15,8 +13,5 @@ class NoAdaptation(Method):
     updates = "none"
     cost = Cost(1, 0)
 
-    def __init__(self, predictor: Predictor) -> None:
-        super().__init__(predictor)
-
-    def forward(self, images: Tensor, draw: Draw) -> tuple[Prediction, None]:
-        return self.predictor(images, draw), None
+    def forward(self, images: Tensor, draw: Draw) -> Step:
+        return Step(self.predictor.look(images, draw), None)

@@ -11,23 +11,19 @@ The paper trains with this normalisation from the start; here it replaces batch 
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .._internal.checks import count, positive, share
 from ..models.norm import successor, use_train_mode
-from ..predictors import Prediction, Predictor
-from .checks import count, share
-from .cost import Cost
-from .image_memory import ImageMemory, RememberingMethod
-from .losses import entropy
-from .registry import register
+from ._frame import Cost, Step, option, register
+from ._frame.image_memory import ImageMemory, RememberingMethod
 
 
 class InstanceAwareBatchNorm(nn.BatchNorm2d):
-    """Batch norm that yields to an image whose statistics are out of the ordinary."""
+    """Batch norm that follows an image's own statistics as far as they are out of the ordinary."""
 
     band = 4.0
 
@@ -60,7 +56,7 @@ class InstanceAwareBatchNorm(nn.BatchNorm2d):
 
 
 def _beyond(difference: Tensor, band: Tensor) -> Tensor:
-    """What of a difference lies outside ±band."""
+    """The part of a difference that lies outside ±band."""
     return difference.sign() * F.relu(difference.abs() - band)
 
 
@@ -68,14 +64,10 @@ def _beyond(difference: Tensor, band: Tensor) -> Tensor:
 class NOTE(RememberingMethod):
     updates = "norm"
     cost = Cost(2, 1, "1 + 1 of the memory forward, 1 backward")
-
-    def __init__(
-        self, predictor: Predictor, *, lr: float = 1e-4, capacity: int = 64, every: int = 64, momentum: float = 0.01
-    ) -> None:
-        count(capacity=capacity, every=every)
-        share(momentum=momentum)
-        self.capacity, self.every, self.momentum = capacity, every, momentum
-        super().__init__(predictor, lr=lr)
+    lr: float = option(1e-4, positive)
+    capacity: int = option(64, count)
+    every: int = option(64, count)
+    momentum: float = option(0.01, share)
 
     def prepare(self) -> None:
         self.classifier.replace_norms(lambda norm: successor(InstanceAwareBatchNorm, norm, self.momentum))
@@ -83,11 +75,10 @@ class NOTE(RememberingMethod):
         self.memory = ImageMemory(self.state)
         self.state.memory["seen"] = torch.zeros(self.classifier.num_classes, dtype=torch.int64)
 
-    def commit(self, images: Tensor, prediction: Prediction) -> None:
-        for image, label in zip(images, prediction.labels, strict=True):
+    def commit(self, images: Tensor, step: Step) -> None:
+        for image, label in zip(images, step.seen.lesson.labels, strict=True):
             self._remember(image, label)
-            if self.memory.due(self.every) and len(self.memory) > 1:  # one image has no statistics to learn with
-                self.learn(self._memory_loss())
+            self.learn_if_due()
 
     def _remember(self, image: Tensor, label: Tensor) -> None:
         """Prediction-balanced reservoir sampling."""
@@ -105,8 +96,3 @@ class NOTE(RememberingMethod):
         if float(torch.rand((), generator=generator)) <= share:
             return self.memory.replace(self.memory.any_of([of], generator), **row)
         return None
-
-    def _memory_loss(self) -> Any:
-        images = self.memory["image"]
-        draw = self.predictor.draw(images)
-        return lambda: entropy(self.predictor.lesson(images, draw).logits).mean()

@@ -10,31 +10,33 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
+from .._internal.checks import positive, share
+from ..errors import InvalidValueError
 from ..models.norm import use_train_mode
-from ..predictors import Draw, Prediction, Predictor
-from .base import Method
-from .cost import Cost
-from .registry import register
+from ..predictors import Draw
+from ._frame import Cost, Method, Step, option, register
+
+
+def _reachable(threshold: float) -> None:
+    """Refuse a threshold that no probability exceeds."""
+    if threshold == 1:
+        raise InvalidValueError("threshold is 1, which no probability exceeds; expected a number below 1")
 
 
 @register("pl")
 class PseudoLabel(Method):
     updates = "all"
     cost = Cost(1, 1)
-
-    def __init__(self, predictor: Predictor, *, lr: float = 1e-4, threshold: float = 0.9) -> None:
-        if not 0 <= threshold < 1:
-            raise ValueError(f"threshold is {threshold}; expected a probability in [0,1)")
-        self.threshold = threshold
-        super().__init__(predictor, lr=lr)
+    lr: float = option(1e-4, positive)
+    threshold: float = option(0.9, share, _reachable)
 
     def prepare(self) -> None:
         use_train_mode(self.classifier.norms())
 
-    def forward(self, images: Tensor, draw: Draw) -> tuple[Prediction, Tensor | None]:
-        prediction = self.predictor.lesson(images, draw)
-        confidence, label = prediction.probs.detach().max(dim=1)
+    def forward(self, images: Tensor, draw: Draw) -> Step:
+        seen = self.predictor.look(images, draw)
+        confidence, label = seen.lesson.probs.detach().max(dim=1)
         confident = confidence > self.threshold
         if not bool(confident.any()):
-            return prediction, None
-        return prediction, F.cross_entropy(prediction.logits[confident], label[confident])
+            return Step(seen, None)
+        return Step(seen, F.cross_entropy(seen.lesson.logits[confident], label[confident]))

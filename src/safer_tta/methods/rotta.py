@@ -9,23 +9,19 @@ follows (0.999). Answers are the teacher's.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from .._internal.checks import count, positive, share
 from ..models.norm import running_statistics, successor, use_train_mode
-from ..predictors import Prediction, Predictor
-from .base import Method
-from .checks import count, share
-from .cost import Cost
-from .image_memory import ImageMemory
-from .losses import cross_entropy, entropy
-from .own_views import strong
-from .registry import register
-from .teacher import follow, make_teacher
+from ..predictors import Draw
+from ._frame import Cost, Method, Step, option, register
+from ._frame.augmentations import strong
+from ._frame.image_memory import ImageMemory
+from ._frame.losses import cross_entropy, largest_entropy, softmax_entropy
+from ._frame.teacher import follow, make_teacher
 
 
 class RobustBatchNorm(nn.BatchNorm2d):
@@ -55,21 +51,11 @@ class RoTTA(Method):
     updates = "norm"
     cost = Cost(3, 1, "1 + 2 of the memory forward, 1 backward")
     by_predictor = False
-
-    def __init__(
-        self,
-        predictor: Predictor,
-        *,
-        lr: float = 1e-3,
-        capacity: int = 64,
-        every: int = 64,
-        momentum: float = 0.05,
-        keep: float = 0.999,
-    ) -> None:
-        count(capacity=capacity, every=every)
-        share(momentum=momentum, keep=keep)
-        self.capacity, self.every, self.momentum, self.keep = capacity, every, momentum, keep
-        super().__init__(predictor, lr=lr)
+    lr: float = option(1e-3, positive)
+    capacity: int = option(64, count)
+    every: int = option(64, count)
+    momentum: float = option(0.05, share)
+    keep: float = option(0.999, share)
 
     def prepare(self) -> None:
         self.classifier.replace_norms(lambda norm: successor(RobustBatchNorm, norm, self.momentum))
@@ -77,21 +63,21 @@ class RoTTA(Method):
         self.teacher = make_teacher(self.predictor, self.state)
         self.memory = ImageMemory(self.state, "uncertainty", "age")
 
-    def forward(self, images: Tensor, draw: Any) -> tuple[Prediction, None]:
+    def forward(self, images: Tensor, draw: Draw) -> Step:
         self.memory.check_size(images)
         with running_statistics(self.teacher.classifier.norms()):
-            return self.teacher(images, draw), None
+            return Step(self.teacher.look(images, draw), None)
 
-    def commit(self, images: Tensor, prediction: Prediction) -> None:
-        uncertainty = entropy(prediction.logits)
-        for image, label, h in zip(images, prediction.labels, uncertainty, strict=True):
+    def commit(self, images: Tensor, step: Step) -> None:
+        taught = step.seen.lesson
+        for image, label, h in zip(images, taught.labels, softmax_entropy(taught.logits), strict=True):
             self._remember(image, label, h)
             if self.memory.due(self.every):
                 self.learn(self._memory_loss())
                 follow(self.teacher, self.predictor, self.keep)
 
     def _remember(self, image: Tensor, label: Tensor, uncertainty: Tensor) -> None:
-        """Class-balanced; where one must go, it is the oldest and least certain, if that is worse than the new one."""
+        """Add an image, balanced over classes. If one must go, it is the oldest and least certain one that is worse."""
         counts = self.memory.counts(self.classifier.num_classes)
         new = {"image": image, "label": label, "uncertainty": uncertainty, "age": torch.zeros_like(uncertainty)}
         crowded: list[int] | None = None
@@ -111,7 +97,7 @@ class RoTTA(Method):
 
     def _score(self, age: Tensor, uncertainty: Tensor) -> Tensor:
         old = torch.sigmoid(age / self.capacity)
-        return old + uncertainty / math.log(max(2, self.classifier.num_classes))
+        return old + uncertainty / largest_entropy(self.classifier.num_classes)
 
     def _worst(self, labels: list[int]) -> tuple[int, float]:
         scores = self._score(self.memory["age"], self.memory["uncertainty"])
@@ -126,5 +112,10 @@ class RoTTA(Method):
         augmented = strong(images, self.predictor.generator)
         timeliness = torch.exp(-age) / (1 + torch.exp(-age))
         with torch.no_grad():
-            target = self.teacher.lesson(images, draw).probs
-        return lambda: (cross_entropy(target, self.predictor.lesson(augmented, draw).logits) * timeliness).mean()
+            target = self.teacher.look(images, draw).lesson.probs
+
+        def loss() -> Tensor:
+            student = self.predictor.look(augmented, draw).lesson
+            return (cross_entropy(target, student.logits) * timeliness).mean()
+
+        return loss

@@ -8,64 +8,52 @@ below 0.2, the model has collapsed and is restored.
 
 from __future__ import annotations
 
-import dataclasses
-import math
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
+from .._internal.checks import not_negative, positive
 from ..models.norm import use_batch_statistics
-from ..predictors import Prediction, Predictor
-from .base import Closure, Method, checked_lr
-from .checks import not_negative, positive
-from .cost import Cost
-from .losses import entropy
-from .registry import register
-from .sharpness import sharpness_aware_step
+from ..predictors import Draw
+from ._frame import Closure, Cost, Method, Step, option, register
+from ._frame.losses import largest_entropy, softmax_entropy
+from ._frame.sharpness import sharpness_aware_step
 
 
 @register("sar")
 class SAR(Method):
     updates = "norm"
     cost = Cost(2, 2)
+    lr: float = option(2.5e-4, positive)
+    margin: float = option(0.4, positive)
+    radius: float = option(0.05, positive)
+    recovery: float = option(0.2, not_negative)
 
-    def __init__(
-        self,
-        predictor: Predictor,
-        *,
-        lr: float = 2.5e-4,
-        margin: float = 0.4,
-        radius: float = 0.05,
-        recovery: float = 0.2,
-    ) -> None:
-        positive(margin=margin, radius=radius)
-        not_negative(recovery=recovery)
-        self.margin = margin * math.log(max(2, predictor.classifier.num_classes))
-        self.radius, self.recovery = radius, recovery
-        super().__init__(predictor, lr=lr)
+    @property
+    def most_entropy(self) -> float:
+        """The entropy below which an image is certain."""
+        return self.margin * largest_entropy(self.classifier.num_classes)
 
     def prepare(self) -> None:
         use_batch_statistics(self.classifier.norms())
         self.state.memory["mean_loss"] = torch.tensor(-1.0)  # below 0: none yet
         self.second_loss: Tensor | None = None
 
-    def build_optimizer(self, parameters: list[nn.Parameter], lr: float | None) -> Optimizer:
-        return SGD(parameters, lr=checked_lr(lr), momentum=0.9)
+    def build_optimizer(self, parameters: list[nn.Parameter]) -> Optimizer:
+        return SGD(parameters, lr=self.lr, momentum=0.9)
 
-    def forward(self, images: Tensor, draw: Any) -> tuple[Prediction, Tensor | None]:
-        prediction = self.predictor.lesson(images, draw)
-        h = entropy(prediction.logits)
-        certain = h.detach() < self.margin
+    def forward(self, images: Tensor, draw: Draw) -> Step:
+        seen = self.predictor.look(images, draw)
+        h = softmax_entropy(seen.lesson.logits)
+        certain = h.detach() < self.most_entropy
         self.second_loss = None
         if not bool(certain.any()):
-            return prediction, None
-        return dataclasses.replace(prediction, kept={"certain": certain}), h[certain].mean()
+            return Step(seen, None)
+        return Step(seen, h[certain].mean(), kept={"certain": certain})
 
-    def again(self, images: Tensor, draw: Any, prediction: Prediction) -> Tensor | None:
-        h = entropy(self.predictor.lesson(images, draw).logits)[prediction.kept["certain"]]
-        still = h.detach() < self.margin
+    def again(self, images: Tensor, draw: Draw, step: Step) -> Tensor | None:
+        h = softmax_entropy(self.predictor.look(images, draw).lesson.logits)[step.kept["certain"]]
+        still = h.detach() < self.most_entropy
         if not bool(still.any()):
             return None
         loss = h[still].mean()
@@ -76,7 +64,7 @@ class SAR(Method):
         assert self.optimizer is not None
         sharpness_aware_step(self.optimizer, closure, self.radius)
 
-    def commit(self, images: Tensor, prediction: Prediction) -> None:
+    def commit(self, images: Tensor, step: Step) -> None:
         if self.second_loss is None:
             return
         mean, loss = self.state.memory["mean_loss"], self.second_loss.cpu().float()

@@ -7,16 +7,13 @@ Objective: mean H(p) - H(mean p). The featurizer learns, the head stays; batch-n
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 
+from .._internal.checks import positive
 from ..models.norm import use_train_mode
-from ..predictors import Prediction, Predictor
-from .base import Method
-from .cost import Cost
-from .losses import entropy, marginal_entropy
-from .registry import register
+from ..predictors import Draw
+from ._frame import Cost, Method, Step, option, register
+from ._frame.losses import marginal_entropy, softmax_entropy
 
 
 @register("shot_im")
@@ -24,13 +21,12 @@ class ShotIM(Method):
     updates = "features"
     cost = Cost(1, 1)
     repeats = True
-
-    def __init__(self, predictor: Predictor, *, lr: float = 1e-4) -> None:
-        super().__init__(predictor, lr=lr)
+    lr: float = option(1e-4, positive)
 
     def prepare(self) -> None:
         use_train_mode(self.classifier.norms())
 
-    def forward(self, images: Tensor, draw: Any) -> tuple[Prediction, Tensor]:
-        prediction = self.predictor.lesson(images, draw)
-        return prediction, entropy(prediction.logits).mean() - marginal_entropy(prediction.logits)
+    def forward(self, images: Tensor, draw: Draw) -> Step:
+        seen = self.predictor.look(images, draw)
+        logits = seen.lesson.logits
+        return Step(seen, softmax_entropy(logits).mean() - marginal_entropy(logits))

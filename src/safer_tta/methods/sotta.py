@@ -8,44 +8,26 @@ answers are given with them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from .._internal.checks import count, positive, share
 from ..models.norm import use_train_mode
-from ..predictors import Prediction, Predictor
-from .base import Closure
-from .checks import count, positive, share
-from .cost import Cost
-from .image_memory import ImageMemory, RememberingMethod
-from .losses import entropy
-from .registry import register
-from .sharpness import sharpness_aware_step
+from ._frame import Closure, Cost, Step, option, register
+from ._frame.image_memory import ImageMemory, RememberingMethod
+from ._frame.sharpness import sharpness_aware_step
 
 
 @register("sotta")
 class SoTTA(RememberingMethod):
     updates = "norm"
     cost = Cost(3, 2, "1 + 2 of the memory forward, 2 backward")
-
-    def __init__(
-        self,
-        predictor: Predictor,
-        *,
-        lr: float = 1e-3,
-        threshold: float = 0.99,
-        capacity: int = 64,
-        every: int = 64,
-        momentum: float = 0.2,
-        radius: float = 0.05,
-    ) -> None:
-        count(capacity=capacity, every=every)
-        share(threshold=threshold, momentum=momentum)
-        positive(radius=radius)
-        self.threshold, self.capacity, self.every = threshold, capacity, every
-        self.momentum, self.radius = momentum, radius
-        super().__init__(predictor, lr=lr)
+    lr: float = option(1e-3, positive)
+    threshold: float = option(0.99, share)
+    capacity: int = option(64, count)
+    every: int = option(64, count)
+    momentum: float = option(0.2, share)
+    radius: float = option(0.05, positive)
 
     def prepare(self) -> None:
         norms = self.classifier.norms()
@@ -59,13 +41,13 @@ class SoTTA(RememberingMethod):
         assert self.optimizer is not None
         sharpness_aware_step(self.optimizer, closure, self.radius)
 
-    def commit(self, images: Tensor, prediction: Prediction) -> None:
-        confidence = prediction.probs.amax(dim=1)
-        for image, label, sure in zip(images, prediction.labels, confidence > self.threshold, strict=True):
-            if bool(sure):
+    def commit(self, images: Tensor, step: Step) -> None:
+        taught = step.seen.lesson
+        sure = taught.probs.amax(dim=1) > self.threshold
+        for image, label, confident in zip(images, taught.labels, sure, strict=True):
+            if bool(confident):
                 self._remember(image, label)
-            if self.memory.due(self.every) and len(self.memory) > 1:  # one image has no statistics to learn with
-                self.learn(self._memory_loss())
+            self.learn_if_due()
 
     def _remember(self, image: Tensor, label: Tensor) -> None:
         """A full memory makes room in its largest class, or in the image's own if that is among the largest."""
@@ -74,8 +56,3 @@ class SoTTA(RememberingMethod):
             of = int(label)
             self.memory.remove(self.memory.any_of([of] if of in crowded else crowded, self.predictor.generator))
         self.memory.append(image=image, label=label)
-
-    def _memory_loss(self) -> Callable[[], Tensor]:
-        images = self.memory["image"]
-        draw = self.predictor.draw(images)
-        return lambda: entropy(self.predictor.lesson(images, draw).logits).mean()

@@ -6,18 +6,12 @@ Prediction: z · (unit-norm prototypes), with the batch at hand among the suppor
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Any
-
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..predictors import Prediction, Predictor
-from . import supports
-from .base import Method
-from .checks import count
-from .cost import Cost
-from .registry import register
+from .._internal.checks import count
+from ..predictors import Draw
+from ._frame import Cost, Method, Step, option, register, supports
 
 
 @register("t3a")
@@ -25,21 +19,17 @@ class T3A(Method):
     updates = "none"
     cost = Cost(1, 0)
     by_predictor = False
-
-    def __init__(self, predictor: Predictor, *, keep: int = 100) -> None:
-        count(keep=keep)
-        self.keep = keep
-        super().__init__(predictor)
+    keep: int = option(100, count)
 
     def prepare(self) -> None:
         self.state.memory.update(supports.from_head(self.classifier.head))
 
-    def forward(self, images: Tensor, draw: Any) -> tuple[Prediction, None]:
-        prediction = self.predictor.lesson(images, draw)
-        memory = supports.extended(self.state.memory, prediction, self.keep)
+    def forward(self, images: Tensor, draw: Draw) -> Step:
+        seen = self.predictor.look(images, draw)
+        memory = supports.extended(self.state.memory, seen.lesson, self.keep)
         prototypes = F.normalize(supports.prototypes(memory, self.classifier.num_classes), dim=1)
-        logits = prediction.features @ prototypes.T
-        return dataclasses.replace(prediction.saying(logits), kept=memory), None
+        answer = seen.lesson.with_logits(seen.lesson.features @ prototypes.T)
+        return Step(seen, None, answer, memory)
 
-    def commit(self, images: Tensor, prediction: Prediction) -> None:
-        self.state.memory.update(prediction.kept)
+    def commit(self, images: Tensor, step: Step) -> None:
+        self.state.memory.update(step.kept)

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from .._internal.checks import positive
 from ..models.norm import use_batch_statistics
-from ..predictors import Draw, Prediction, Predictor
-from .base import Method
-from .cost import Cost
-from .losses import entropy
-from .registry import register
+from ..predictors import Draw
+from ._frame import Cost, Method, Step, option, register
+from ._frame.losses import softmax_entropy
 
 
 @register("tent")
@@ -21,13 +20,11 @@ class Tent(Method):
     updates = "norm"
     cost = Cost(1, 1)
     repeats = True
-
-    def __init__(self, predictor: Predictor, *, lr: float = 1e-3) -> None:
-        super().__init__(predictor, lr=lr)
+    lr: float = option(1e-3, positive)
 
     def prepare(self) -> None:
         use_batch_statistics(self.classifier.norms())
 
-    def forward(self, images: Tensor, draw: Draw) -> tuple[Prediction, Tensor]:
-        prediction = self.predictor.lesson(images, draw)
-        return prediction, entropy(prediction.logits).mean()
+    def forward(self, images: Tensor, draw: Draw) -> Step:
+        seen = self.predictor.look(images, draw)
+        return Step(seen, softmax_entropy(seen.lesson.logits).mean())

@@ -15,27 +15,22 @@ both costs.
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Adam
 
+from .._internal.checks import count, positive, share
 from ..models.norm import use_train_mode
-from ..predictors import Prediction, Predictor
-from .base import Method
-from .checks import count, positive, share
-from .cost import Cost
-from .losses import entropy, marginal_entropy
-from .own_views import Seeded, easy, seeded
-from .policy import Policy
-from .registry import register
-from .supports import lowest_of_each_class
-from .teacher import follow, make_teacher
+from ..predictors import Draw
+from ._frame import Cost, Method, Step, option, register
+from ._frame.augmentations import draw_seeded, easy
+from ._frame.losses import marginal_entropy, softmax_entropy
+from ._frame.policy import Policy
+from ._frame.supports import lowest_of_each_class
+from ._frame.teacher import follow, make_teacher
 
-SMALLEST = 1e-6  # below this a probability's logarithm is not looked at
+SMALLEST = 1e-6  # probabilities are floored here before their logarithm is taken
 
 
 @register("tesla")
@@ -43,24 +38,12 @@ class TeSLA(Method):
     updates = "all"
     cost = Cost(9, 3)
     by_predictor = False
-
-    def __init__(
-        self,
-        predictor: Predictor,
-        *,
-        lr: float = 1e-4,
-        keep: float = 0.99,
-        easy_views: int = 4,
-        queue: int = 256,
-        neighbours: int = 10,
-        policy_lr: float = 0.1,
-    ) -> None:
-        count(easy_views=easy_views, queue=queue, neighbours=neighbours)
-        share(keep=keep)
-        positive(policy_lr=policy_lr)
-        self.keep, self.easy_views, self.queue = keep, easy_views, queue
-        self.neighbours, self.policy_lr = neighbours, policy_lr
-        super().__init__(predictor, lr=lr)
+    lr: float = option(1e-4, positive)
+    keep: float = option(0.99, share)
+    easy_views: int = option(4, count)
+    queue: int = option(256, count)
+    neighbours: int = option(10, count)
+    policy_lr: float = option(0.1, positive)
 
     def prepare(self) -> None:
         self.teacher = make_teacher(self.predictor, self.state)  # before train mode: the teacher stays in eval mode
@@ -72,34 +55,34 @@ class TeSLA(Method):
         self.state.memory["queue_features"] = head.weight.new_zeros(0, head.in_features)
         self.state.memory["queue_probs"] = head.weight.new_zeros(0, head.out_features)
 
-    def draw(self, images: Tensor) -> Seeded:
-        return seeded(self.predictor, images)
+    def draw(self, images: Tensor) -> Draw:
+        return draw_seeded(self.predictor, images)
 
-    def forward(self, images: Tensor, draw: Any) -> tuple[Prediction, Tensor]:
+    def forward(self, images: Tensor, draw: Draw) -> Step:
         generator = draw.generator()
         views = [images, *(easy(images, generator) for _ in range(self.easy_views))]
         chosen = int(torch.randint(len(views), (), generator=generator))
         hard = self.policy.apply_pairs(images, self.policy.draw(len(images), generator)).detach()
         with torch.no_grad():
-            taught = [self.teacher.lesson(view, draw.draw) for view in views]
+            taught = [self.teacher.look(view, draw).lesson for view in views]
             probs = torch.stack([t.probs for t in taught]).mean(dim=0)
             queue = self._extended(torch.stack([t.features for t in taught]).mean(dim=0), probs)
             soft = self._refined(queue["queue_features"][-len(images) :], queue)
-        prediction = self.predictor.lesson(views[chosen], draw.draw)
-        flipped = -(prediction.probs * soft.clamp_min(SMALLEST).log()).sum(dim=1).mean()
-        on_hard = self.predictor.lesson(hard, draw.draw).logits.log_softmax(dim=1)
+        seen = self.predictor.look(views[chosen], draw)
+        flipped = -(seen.lesson.probs * soft.clamp_min(SMALLEST).log()).sum(dim=1).mean()
+        on_hard = self.predictor.look(hard, draw).lesson.logits.log_softmax(dim=1)
         distance = (soft * (soft.clamp_min(SMALLEST).log() - on_hard)).sum(dim=1).mean()
-        loss = -marginal_entropy(prediction.logits) + flipped + distance
-        return dataclasses.replace(prediction, kept=queue), loss
+        loss = -marginal_entropy(seen.lesson.logits) + flipped + distance
+        return Step(seen, loss, kept=queue)
 
-    def commit(self, images: Tensor, prediction: Prediction) -> None:
+    def commit(self, images: Tensor, step: Step) -> None:
         kept = lowest_of_each_class(
-            prediction.kept["queue_probs"].argmax(dim=1),
-            -torch.arange(len(prediction.kept["queue_probs"]), device=images.device),  # the youngest first
+            step.kept["queue_probs"].argmax(dim=1),
+            -torch.arange(len(step.kept["queue_probs"]), device=images.device),  # the youngest first
             self.queue,
         )
         kept = kept.sort().values
-        self.state.memory.update({name: values[kept] for name, values in prediction.kept.items()})
+        self.state.memory.update({name: values[kept] for name, values in step.kept.items()})
         follow(self.teacher, self.predictor, self.keep)
         self._train_policy(images)
 
@@ -124,7 +107,7 @@ class TeSLA(Method):
         with torch.no_grad(), _InputMeans(self.teacher.classifier.norms()) as plain:
             self.teacher(images, draw)
         with _InputMeans(self.teacher.classifier.norms()) as hard:
-            h = entropy(self.teacher.lesson(self.policy.apply_pairs(images, pairs), draw).logits)
+            h = softmax_entropy(self.teacher.look(self.policy.apply_pairs(images, pairs), draw).lesson.logits)
         drift = [F.mse_loss(a, b) for a, b in zip(hard.means, plain.means, strict=True)]
         penalty = torch.stack(drift).mean() if drift else h.new_zeros(())
         preference = self.policy.choice.log_softmax(dim=0)[pairs].to(h)

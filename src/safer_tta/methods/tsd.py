@@ -13,45 +13,41 @@ feature and prototype are scaled by their l1 norms.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor
 
+from .._internal.checks import count, flag, positive
 from ..models.norm import use_train_mode
-from ..predictors import Prediction, Predictor
-from . import supports
-from .base import Method
-from .checks import count
-from .cost import Cost
-from .registry import register
+from ..predictors import Draw
+from ._frame import Cost, Method, Step, option, register, supports
 
 
 @register("tsd")
 class TSD(Method):
     updates = "all"
     cost = Cost(1, 1)
-
-    def __init__(self, predictor: Predictor, *, lr: float = 1e-4, keep: int = 100, released: bool = False) -> None:
-        count(keep=keep)
-        self.keep, self.released = keep, released
-        super().__init__(predictor, lr=lr)
+    lr: float = option(1e-4, positive)
+    keep: int = option(100, count)
+    released: bool = option(False, flag)
 
     def prepare(self) -> None:
         use_train_mode(self.classifier.norms())
         self.state.memory.update(supports.from_head(self.classifier.head))
 
-    def forward(self, images: Tensor, draw: Any) -> tuple[Prediction, Tensor]:
-        prediction = self.predictor.lesson(images, draw, by_features=True)
-        memory = supports.extended(self.state.memory, prediction, self.keep)
+    def forward(self, images: Tensor, draw: Draw) -> Step:
+        seen = self.predictor.look(images, draw)
+        aligned = seen.aligned
+        memory = supports.extended(self.state.memory, aligned, self.keep)
         prototypes = supports.prototypes(memory, self.classifier.num_classes)
         length = 1.0 if self.released else 2.0
-        similarity = F.normalize(prediction.features, p=length, dim=1) @ F.normalize(prototypes, p=length, dim=1).T
-        scores = prediction.probs if self.released else prediction.logits
+        similarity = F.normalize(aligned.features, p=length, dim=1) @ F.normalize(prototypes, p=length, dim=1).T
+        scores = aligned.probs if self.released else aligned.logits
         loss = F.kl_div(
             scores.detach().log_softmax(dim=1), similarity.log_softmax(dim=1), log_target=True, reduction="none"
         )
-        return dataclasses.replace(prediction, kept=memory), loss.sum(dim=1).mean()
+        answer = dataclasses.replace(seen.answer, features=aligned.features)  # the features it aligned
+        return Step(seen, loss.sum(dim=1).mean(), answer, memory)
 
-    def commit(self, images: Tensor, prediction: Prediction) -> None:
-        self.state.memory.update(prediction.kept)
+    def commit(self, images: Tensor, step: Step) -> None:
+        self.state.memory.update(step.kept)

@@ -1,4 +1,4 @@
-"""Any nn.Module as features and head, its normalisation layers, and a small zoo."""
+"""A classifier as features and head, its normalisation layers, and a small zoo of networks."""
 
 from . import norm, zoo
 from .classifier import Classifier

@@ -1,4 +1,4 @@
-"""Any image classifier as f = g∘h: a featurizer h and a linear head g, without touching its code."""
+"""Any image classifier as features and a linear head, without a change to its code."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
+from .._internal import checks
+from ..errors import InvalidTypeError, InvalidValueError, SaferError, UnknownNameError
 from . import norm as norms_of
 from .trunk import Trunk
 
@@ -19,16 +21,26 @@ PRECISIONS = ("float32", "bfloat16")
 
 
 class Classifier(nn.Module):
-    """Features and logits of a model in one pass, for images in [0,1].
+    """Features and class scores of a model in one pass, for images in [0,1].
 
-    head: name of the linear layer that turns features into class scores. If not given: what the model's own
-        `get_classifier()` says, else the last `nn.Linear` that was registered. Checked on the first forward pass.
-    mean, std: the normalisation the model was trained with, per channel; applied here. If not given, taken from a
-        `pretrained_cfg` that the model carries (timm), else images go in as they are. Never guessed from a batch.
-        mean=0, std=1 says that there is none.
-    precision: "float32", or "bfloat16" for passes through the model in half the bits, its weights laid out channels
-        last; parameters, features, scores and everything computed from them stay in single precision.
-    compile: let torch.compile make one program of the model, anew for every shape of batch, whose first is slow.
+    Args:
+        model: Any module that maps normalised images to class scores.
+        head: The name of the linear layer that turns features into scores. By default it is what the model's
+            `get_classifier()` returns, or else the last `nn.Linear`. The first forward pass checks it.
+        mean: The mean of every channel in training; images are normalised here. By default it comes from the model's
+            `pretrained_cfg` (timm); without one, images are not normalised. `mean=0, std=1` switches it off.
+        std: The standard deviation of every channel, given together with `mean`.
+        precision: "float32", or "bfloat16" for passes through the model; parameters, features and scores stay float32.
+        compile: Whether torch.compile compiles the model, once for every shape of batch.
+
+    Raises:
+        InvalidTypeError: If `model` is not a module.
+        InvalidValueError: If the head or the normalisation cannot be that of the model.
+
+    Attributes:
+        head: The linear layer.
+        revision: How often layers or their layout have been replaced.
+        tracking: Whether a forward pass moves running statistics.
     """
 
     def __init__(
@@ -43,17 +55,17 @@ class Classifier(nn.Module):
     ) -> None:
         super().__init__()
         if not isinstance(model, nn.Module):
-            raise TypeError(f"model is {type(model).__name__}; expected a torch.nn.Module that returns class scores")
+            raise InvalidTypeError(f"model is a {type(model).__name__}; expected a torch.nn.Module")
         self.model = model
         self.head_name = _find_head(model, head)
         shift, scale = _normalisation(model, mean, std)
         self.register_buffer("mean", shift, persistent=False)
         self.register_buffer("std", scale, persistent=False)
-        self.tracking = True  # whether a pass moves statistics
+        self.tracking = True
         self._verified = False
-        self._split = False  # whether the model is run without its head, as a compiler wants it
+        self._split = False  # whether the model runs without its head, so that it can be compiled whole
         self._trunk: Trunk | None = None
-        self.revision = 0  # counts how often layers or their layout were replaced
+        self.revision = 0
         self.precision, self.compiled = "float32", False
         self.accelerate(precision=precision, compile=compile)
 
@@ -77,65 +89,68 @@ class Classifier(nn.Module):
         return self.head.weight.dtype
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """(features (B,d), logits (B,K)) of images (B,3,H,W) in [0,1]."""
+        """Return features (B,d) and logits (B,K) of images (B,3,H,W) in [0,1].
+
+        Raises:
+            InvalidValueError: If one image leaves a layer without batch statistics, or the head is not the last layer.
+        """
         try:
-            if self._split:
-                return self._in_two_steps(images)
-            return self._watched(images)
+            return self._run_split(images) if self._split else self._run_watched(images)
         except ValueError as error:
-            if "more than 1 value per channel" not in str(error):
+            # Torch refuses to normalise one value per channel by itself, which happens to a single small image.
+            if isinstance(error, SaferError) or len(images) > 1 or not norms_of.use_batch(self.norms()):
                 raise
-            raise ValueError(
-                f"batch statistics of {len(images)} image(s) of {tuple(images.shape[2:])} pixels are undefined: a "
-                "layer is left with one value per channel. Send at least two images, use SAFER or method 'none'"
+            raise InvalidValueError(
+                f"one image of {tuple(images.shape[2:])} pixels has no batch statistics ({error}). Send at least two "
+                "images, or use SAFER or the method 'none'"
             ) from error
 
-    def _in_two_steps(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """The model without its head, then the head."""
+    def _run_split(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Run the model without its head, then the head."""
         if self._trunk is None:
-            self._trunk = Trunk(self.model, self.head_name, self.prepared, compile=self.compiled)
-        with self._passing(images):
+            self._trunk = Trunk(self.model, self.head_name, self.prepare, compile=self.compiled)
+        with self._autocast(images):
             features = _logits(self._trunk(images))
             logits = self.head(features)
-        return self._single(features), self._single(logits)
+        return self._to_single(features), self._to_single(logits)
 
-    def _watched(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """The model as it is, with a look at what enters and leaves its head."""
+    def _run_watched(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Run the model as it is and note what enters and leaves its head."""
         entered: list[Tensor] = []
         left: list[Tensor] = []
         caller = threading.get_ident()
 
         def watch(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-            if threading.get_ident() == caller:  # another thread's pass through the same head is its own affair
+            if threading.get_ident() == caller:  # ignore another thread's pass through the same head
                 entered.append(inputs[0])
                 left.append(output)
 
         hook = self.head.register_forward_hook(watch)
         try:
-            with self._passing(images):
-                output = self.model(self.prepared(images))
+            with self._autocast(images):
+                output = self.model(self.prepare(images))
         finally:
             hook.remove()
         if not self._verified:
             self._verify(entered, left, _logits(output), len(images))
             self._split = self.compiled and self._can_be_split(images, entered[0])
-        return self._single(entered[0]), self._single(left[0])
+        return self._to_single(entered[0]), self._to_single(left[0])
 
     @torch.no_grad()
     def _can_be_split(self, images: Tensor, features: Tensor) -> bool:
-        """Whether the model without its head gives the very features that entered it; else it is not compiled."""
+        """Whether the model without its head gives exactly the features that entered the head."""
         whole, self.compiled = self.compiled, False
         try:
             with self.untracked():
-                found = self._in_two_steps(images)[0]
-        except Exception:  # a model that wants more of its head than calling it; it is watched from now on
+                found = self._run_split(images)[0]
+        except Exception:  # a model that does more with its head than call it; it is not compiled
             return False
         finally:
             self.compiled, self._trunk = whole, None
-        return found.shape == features.shape and bool(torch.equal(found, self._single(features)))
+        return found.shape == features.shape and bool(torch.equal(found, self._to_single(features)))
 
     def accelerate(self, *, precision: str | None = None, compile: bool | None = None) -> None:
-        """From now on pass images through the model in this precision, compiled or not; None leaves it as it is."""
+        """Change the precision of forward passes, or whether they are compiled; `None` keeps a setting."""
         self.precision = check_precision(precision or self.precision)
         self.compiled = self.compiled if compile is None else compile
         self._trunk, self._verified, self._split = None, False, False
@@ -143,15 +158,15 @@ class Classifier(nn.Module):
         if self.precision != "float32":
             self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
-    def _passing(self, images: Tensor) -> contextlib.AbstractContextManager[Any]:
-        half = self.precision == "bfloat16"
-        # A pass uses every weight once, and a cast that outlived a captured graph would be wrong at its replay.
-        off = contextlib.nullcontext()
-        return torch.autocast(images.device.type, torch.bfloat16, cache_enabled=False) if half else off
+    def _autocast(self, images: Tensor) -> contextlib.AbstractContextManager[Any]:
+        if self.precision == "float32":
+            return contextlib.nullcontext()
+        # No cache: a pass uses every weight once, and a cast from before would be wrong when a graph is replayed.
+        return torch.autocast(images.device.type, torch.bfloat16, cache_enabled=False)
 
     @contextlib.contextmanager
     def tuned(self) -> Iterator[None]:
-        """A context in which a compiled model's convolutions are tried out for their fastest kernels, on CUDA."""
+        """Inside, cuDNN looks for the fastest convolutions of a compiled model."""
         before = torch.backends.cudnn.benchmark
         torch.backends.cudnn.benchmark = before or (self.compiled and self.device.type == "cuda")
         try:
@@ -159,38 +174,39 @@ class Classifier(nn.Module):
         finally:
             torch.backends.cudnn.benchmark = before
 
-    def prepared(self, images: Tensor) -> Tensor:
-        """Images as the model wants them: normalised, and laid out as its weights are."""
+    def prepare(self, images: Tensor) -> Tensor:
+        """Return images as the model expects them: normalised, and in the memory layout of its weights."""
         images = self.normalise(images)
         return images if self.precision == "float32" else images.contiguous(memory_format=torch.channels_last)
 
-    def _single(self, tensor: Tensor) -> Tensor:
+    def _to_single(self, tensor: Tensor) -> Tensor:
         return tensor if self.precision == "float32" else tensor.float()
 
     def features(self, images: Tensor) -> Tensor:
-        """What enters the head: (B,d)."""
+        """Return what enters the head, (B,d)."""
         return self(images)[0]  # type: ignore[no-any-return]
 
     def normalise(self, images: Tensor) -> Tensor:
+        """Return images after the normalisation that the model was trained with."""
         return images if self.mean is None or self.std is None else (images - self.mean) / self.std
 
     def norms(self) -> list[nn.Module]:
-        """Every normalisation layer, in the order of registration."""
+        """Return every normalisation layer, in the order of registration."""
         return [module for module in self.model.modules() if norms_of.is_norm(module)]
 
     def replace_norms(self, replace: Callable[[nn.Module], nn.Module]) -> None:
-        """Put `replace(layer)` in the place of every normalisation layer."""
+        """Replace every normalisation layer by `replace(layer)`."""
         replaced: dict[nn.Module, nn.Module] = {}  # a layer that is used twice is replaced once, in both places
         for name, module in list(self.model.named_modules(remove_duplicate=False)):
             if norms_of.is_norm(module):
                 if module not in replaced:
                     replaced[module] = replace(module)
                 self.model.set_submodule(name, replaced[module])
-        self._trunk = None  # it was built of the layers that were there before
+        self._trunk = None  # it holds the layers from before
         self.revision += 1
 
-    def learning(self, updates: Updates) -> list[nn.Parameter]:
-        """The parameters that learn: scale and shift of "norm"s, "features" (all but the head), "all" or "none"."""
+    def trainable_parameters(self, updates: Updates) -> list[nn.Parameter]:
+        """Return the parameters that learn: of "norm" layers, "features" (all but the head), "all" or "none"."""
         if updates == "none":
             return []
         if updates == "norm":
@@ -200,7 +216,7 @@ class Classifier(nn.Module):
 
     @contextlib.contextmanager
     def untracked(self) -> Iterator[None]:
-        """A context in which no forward pass moves a running statistic."""
+        """Inside, no forward pass moves a running statistic."""
         before, self.tracking = self.tracking, False
         try:
             with norms_of.untracked(self.norms()):
@@ -209,33 +225,33 @@ class Classifier(nn.Module):
             self.tracking = before
 
     def _verify(self, entered: list[Tensor], left: list[Tensor], output: Any, batch: int) -> None:
-        """The head must be the model's last step, called once on one feature vector per image."""
-        found = _linears(self.model)
-        others = ", ".join(found[-5:]) + (f" and {len(found) - 5} before" if len(found) > 5 else "")
-        advice = f"Name another layer with Classifier(model, head=...): it has {others}." if len(found) > 1 else ""
+        """Refuse a head that is not the model's last step, called once on one feature vector per image."""
         if not isinstance(output, Tensor):
-            raise TypeError(
-                f"the model returned {type(output).__name__}; expected a tensor of class scores (B,K), or an object "
-                "that holds them as .logits"
+            raise InvalidTypeError(
+                f"the model returned a {type(output).__name__}; expected a tensor of class scores (B,K), or an object "
+                "with such a tensor as .logits"
             )
+        problem = ""
         if len(entered) != 1:
-            raise ValueError(f"head {self.head_name!r} ran {len(entered)} times in one pass; expected once. {advice}")
-        if entered[0].ndim != 2 or len(entered[0]) != batch:
-            raise ValueError(
-                f"head {self.head_name!r} received {tuple(entered[0].shape)} for {batch} images; "
-                f"expected ({batch}, features). {advice}"
+            problem = f"head {self.head_name!r} ran {len(entered)} times in one pass; expected once"
+        elif entered[0].ndim != 2 or len(entered[0]) != batch:
+            came = tuple(entered[0].shape)
+            problem = f"head {self.head_name!r} received {came} for {batch} images; expected ({batch}, features)"
+        elif output is not left[0] and not torch.equal(output, left[0]):
+            problem = (
+                f"the model's output is not what its head {self.head_name!r} returned; expected the scores of the "
+                "head, without a softmax or another layer after it"
             )
-        if output is not left[0] and not torch.equal(output, left[0]):
-            raise ValueError(
-                f"the model's output is not what its head {self.head_name!r} returned; expected the head's scores "
-                f"as they are, without a softmax or a further layer behind them. {advice}"
-            )
+        if problem:
+            found = _linears(self.model)
+            others = f"the last of {len(found)} linear layers are {', '.join(found[-5:])}"
+            raise InvalidValueError(f"{problem}. Name another layer with Classifier(model, head=...): {others}")
         self._verified = True
 
 
 def check_precision(precision: str) -> str:
-    if precision not in PRECISIONS:
-        raise ValueError(f"precision {precision!r} is unknown; expected one of {', '.join(PRECISIONS)}")
+    """Return the precision, or raise an error that lists the known ones."""
+    checks.one_of(PRECISIONS, precision=precision)
     return precision
 
 
@@ -243,7 +259,7 @@ def _find_head(model: nn.Module, name: str | None) -> str:
     linears = _linears(model)
     if name is not None:
         if name not in linears:
-            raise ValueError(f"head {name!r} is not a Linear layer of the model; it has {linears or 'none at all'}")
+            raise UnknownNameError.of("head", name, linears)
         return name
     offered = getattr(model, "get_classifier", None)
     if callable(offered):
@@ -252,9 +268,9 @@ def _find_head(model: nn.Module, name: str | None) -> str:
         if found:
             return found[0]
     if not linears:
-        raise ValueError(
-            "no head found: the model has no nn.Linear layer. Expected features followed by a linear layer; "
-            "put the last layer of the model into an nn.Linear"
+        raise InvalidValueError(
+            "no head found: the model has no nn.Linear layer. Expected features followed by a linear layer; make the "
+            "last layer of the model an nn.Linear"
         )
     return linears[-1]
 
@@ -264,7 +280,7 @@ def _linears(model: nn.Module) -> list[str]:
 
 
 def _logits(output: Any) -> Any:
-    """Hugging Face models return an object, or a mapping, that holds the logits."""
+    """Return the scores in a model's output; Hugging Face models return an object or a mapping that holds them."""
     if isinstance(output, Mapping):
         return output.get("logits")
     return getattr(output, "logits", output)
@@ -274,7 +290,7 @@ def _normalisation(
     model: nn.Module, mean: Statistics | None, std: Statistics | None
 ) -> tuple[Tensor | None, Tensor | None]:
     if (mean is None) != (std is None):
-        raise ValueError("mean and std belong together: give both or neither")
+        raise InvalidValueError("only one of mean and std was given; give both or neither")
     if mean is None:
         config = getattr(model, "pretrained_cfg", None) or {}
         mean, std = config.get("mean"), config.get("std")
@@ -282,13 +298,14 @@ def _normalisation(
         return None, None
     shifted, scale = (torch.as_tensor(s, dtype=torch.float32).reshape(-1, 1, 1) for s in (mean, std))
     if {len(shifted), len(scale)} - {1, 3}:
-        raise ValueError(f"mean is {mean} and std {std}; expected one number, or one for each of the 3 channels")
+        raise InvalidValueError(f"mean is {mean} and std is {std}; expected one number, or one for each of 3 channels")
     shifted, scale = shifted.expand(3, 1, 1), scale.expand(3, 1, 1)
     if not bool((scale > 0).all()):
-        raise ValueError(f"std is {std}; expected positive numbers, one per channel")
+        raise InvalidValueError(f"std is {std}; expected positive numbers")
     if bool((scale > 2).any()) or bool((shifted.abs() > 2).any()):
-        raise ValueError(
-            f"mean is {mean} and std {std}, for pixels of 0..255; expected them for pixels in [0,1]: divide both by 255"
+        raise InvalidValueError(
+            f"mean is {mean} and std is {std}, as for pixels of 0..255; expected them for pixels in [0,1]. "
+            "Divide both by 255"
         )
     reference = next(model.parameters(), torch.empty(0))
     return shifted.to(reference, copy=True), scale.to(reference, copy=True)

@@ -1,14 +1,13 @@
 """Normalisation layers at test time: whose statistics they use, and whether those move.
 
-Batch-norm layers can take statistics from three places. In *eval* mode they use what source training left behind;
-in *train* mode those of the batch, still updating the running ones; with the running ones dropped, those of the
-batch and nothing else. MedBN is a fourth: it replaces the batch mean by the channel's median.
+A batch norm in *eval* mode uses the statistics of source training. In *train* mode it uses those of the batch, and the
+batch still moves the running ones. Without running statistics it uses those of the batch in both modes.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 import torch
@@ -16,12 +15,15 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
+from .._internal.registry import Registry
+from ..errors import InvalidValueError
+
 
 class MedBN(nn.Module):
     """Median batch normalisation (Park et al., CVPR 2024): a few poisoned images cannot move a median far.
 
-    Per channel, over batch and space: m = median (the lower one of two), v = mean of (x - m)².
-    Always uses the batch at hand; there are no running statistics.
+    Over batch and space, m is the median of a channel (the lower one of two) and v is the mean of (x - m)². There are
+    no running statistics.
     """
 
     def __init__(self, norm: _BatchNorm) -> None:
@@ -31,7 +33,7 @@ class MedBN(nn.Module):
 
     @classmethod
     def like(cls, norm: nn.Module) -> nn.Module:
-        """The median version of a batch-norm layer; any other layer is returned as it is."""
+        """Return the median version of a batch norm; other layers stay as they are."""
         return cls(norm) if isinstance(norm, _BatchNorm) else norm
 
     def forward(self, x: Tensor) -> Tensor:
@@ -48,12 +50,12 @@ class MedBN(nn.Module):
 
 
 def _behind(norm: nn.Module) -> list[nn.Module]:
-    """What a batch norm does after normalising: timm's has a drop-out and an activation of its own."""
+    """Return the layers inside a batch norm that run after normalising: timm's have a drop-out and an activation."""
     behind = [m for m in (getattr(norm, name, None) for name in ("drop", "act")) if isinstance(m, nn.Module)]
     if type(norm) not in _PLAIN and not behind:
-        raise ValueError(
-            f"{type(norm).__name__} is a batch norm with a forward of its own, for which no other can stand in; "
-            "expected nn.BatchNorm1d, 2d or 3d"
+        raise InvalidValueError(
+            f"{type(norm).__name__} is a batch norm with a forward of its own, so it cannot be replaced; expected "
+            "nn.BatchNorm1d, 2d or 3d"
         )
     return behind
 
@@ -63,11 +65,11 @@ N = TypeVar("N", bound=nn.BatchNorm2d)
 
 
 def successor(kind: type[N], norm: nn.Module, momentum: float) -> nn.Module:
-    """A layer of another kind with the parameters and statistics of a 2-d batch norm; other layers stay as they are."""
+    """Return a layer of another kind with the state of a 2-d batch norm; other layers stay as they are."""
     if not isinstance(norm, nn.BatchNorm2d):
         return norm
     if norm.running_mean is None or norm.running_var is None:
-        raise ValueError("a batch norm has no running statistics to start from; expected track_running_stats=True")
+        raise InvalidValueError("a batch norm has no running statistics; expected track_running_stats=True")
     behind = _behind(norm)
     new = kind(norm.num_features, eps=norm.eps, momentum=momentum, affine=norm.affine)
     new.load_state_dict({name: tensor for name, tensor in norm.state_dict().items() if "." not in name})
@@ -75,15 +77,24 @@ def successor(kind: type[N], norm: nn.Module, momentum: float) -> nn.Module:
     return nn.Sequential(new, *behind) if behind else new
 
 
-NORMS = (_BatchNorm, _InstanceNorm, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, MedBN)
+LAYERS = (_BatchNorm, _InstanceNorm, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, MedBN)
+
+# What may replace the batch norms of a model: functions of a layer that return another layer, or the same one.
+NORMS: Registry[Callable[[nn.Module], nn.Module]] = Registry("norm")
+NORMS.register("medbn")(MedBN.like)
 
 
 def is_norm(module: nn.Module) -> bool:
-    return isinstance(module, NORMS)
+    return isinstance(module, LAYERS)
+
+
+def use_batch(norms: Iterable[nn.Module]) -> bool:
+    """Whether any batch norm uses the statistics of the batch as it is set now."""
+    return any(isinstance(n, _BatchNorm) and (n.training or n.running_mean is None) for n in norms)
 
 
 def use_batch_statistics(norms: Iterable[nn.Module]) -> None:
-    """Drop the running statistics: from now on batch-norm layers use the batch, in train and in eval mode."""
+    """Drop the running statistics, so that batch norms use the batch in train and in eval mode."""
     for norm in norms:
         if isinstance(norm, _BatchNorm):
             norm.track_running_stats = False
@@ -91,20 +102,31 @@ def use_batch_statistics(norms: Iterable[nn.Module]) -> None:
 
 
 def use_train_mode(norms: Iterable[nn.Module]) -> None:
-    """Normalise with the batch and keep updating the running statistics. Only norms: dropout stays off."""
+    """Normalise with the batch and keep updating the running statistics; drop-out stays off."""
     for norm in norms:
         if isinstance(norm, _BatchNorm):
             norm.train()
 
 
 def moving_norms(norms: Iterable[nn.Module]) -> list[_BatchNorm]:
-    """The batch-norm layers whose running statistics a forward pass would move."""
+    """Return the batch norms whose running statistics a forward pass would move."""
     return [n for n in norms if isinstance(n, _BatchNorm) and n.training and n.track_running_stats]
+
+
+def describe_statistics(norm: nn.Module) -> str:
+    """Return in words which statistics a layer normalises with."""
+    if isinstance(norm, MedBN):
+        return "medians of the batch"
+    if not isinstance(norm, _BatchNorm):
+        return "statistics of each image"
+    if norm.running_mean is None:
+        return "statistics of the batch"
+    return "statistics of the batch, moving the running ones" if norm.training else "running statistics"
 
 
 @contextlib.contextmanager
 def untracked(norms: Iterable[nn.Module]) -> Iterator[None]:
-    """Inside, a forward pass in train mode uses the batch's statistics but moves no running one."""
+    """Inside, a forward pass in train mode uses the batch's statistics but moves no running statistic."""
     moving = moving_norms(norms)
     for norm in moving:
         norm.track_running_stats = False
@@ -129,7 +151,7 @@ def running_statistics(norms: Iterable[nn.Module]) -> Iterator[None]:
 
 
 def again(norms: Iterable[nn.Module]) -> contextlib.AbstractContextManager[None]:
-    """For a second pass: inside, batch norms are in the modes they are in now, and none moves a running statistic."""
+    """Record the modes of batch norms now; inside, they have these modes and move no running statistic."""
     return _again([(n, n.training, n.track_running_stats) for n in norms if isinstance(n, _BatchNorm)])
 
 
@@ -143,7 +165,7 @@ def _again(modes: list[tuple[_BatchNorm, bool, bool]]) -> Iterator[None]:
     finally:
         _set(before)
         for buffer, value in held:
-            buffer.data.copy_(value)  # .data: a graph that has saved it need not know
+            buffer.data.copy_(value)  # .data: a graph that has saved the buffer stays valid
 
 
 def _set(modes: list[tuple[_BatchNorm, bool, bool]]) -> None:

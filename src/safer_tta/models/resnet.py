@@ -1,7 +1,7 @@
 """Residual networks (He et al., 2016) with the parameter names of torchvision, so that its checkpoints fit.
 
-`stride_on_first` puts the stride of a bottleneck on its first 1×1 convolution, as the original networks had it;
-torchvision puts it on the 3×3.
+`stride_on_first` puts the stride of a bottleneck on its first 1×1 convolution, as the original networks have it;
+torchvision has it on the 3×3 convolution.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def _conv(inputs: int, outputs: int, size: int, stride: int = 1) -> nn.Conv2d:
 
 
 class _Block(nn.Module):
-    """A residual branch and its short cut."""
+    """A residual branch and its shortcut."""
 
     expansion = 1
     downsample: nn.Module | None
@@ -64,7 +64,7 @@ class Bottleneck(_Block):
 
 
 class ResNet(nn.Module):
-    """Stem, four stages, global average, linear head."""
+    """A stem, four stages, a global average and a linear head."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class ResNet(nn.Module):
 
 
 def small(num_classes: int = 1000) -> ResNet:
-    """16-32-64-128 channels for images of about 64 pixels: the network of the embedded data."""
+    """Build the network of the embedded data: 16 to 128 channels, for images of about 64 pixels."""
     return ResNet(BasicBlock, (1, 1, 1, 1), num_classes=num_classes, width=16, small_images=True)
 
 

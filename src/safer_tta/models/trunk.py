@@ -1,4 +1,4 @@
-"""A model without its last layer, sharing all else with it: features without hooks, so a compiler sees it whole."""
+"""A model without its last layer: its features without hooks, so that it compiles as a whole."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..compiling import compiled
+from .._internal.compiling import compile_function
 
 
 class Trunk:
-    """The model with an identity in the place of its head. Only the modules that lead to the head are copied, and those
-    shallowly: parameters, buffers and all other layers are the model's own."""
+    """The model with an identity in place of its head.
+
+    Only the modules that contain the head are copied, and only shallowly: parameters, buffers and all other layers are
+    those of the model.
+    """
 
     def __init__(
         self, model: nn.Module, head_name: str, prepare: Callable[[Tensor], Tensor], *, compile: bool = False
@@ -30,13 +33,13 @@ class Trunk:
         def run(images: Tensor) -> Any:
             return twin(prepare(images))
 
-        self._run = compiled(run, tuned=True) if compile else run
+        self._run = compile_function(run, tuned=True) if compile else run
 
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
-        """None: what it runs is bound to this model's layers, so a copied classifier builds its own."""
+        """Return None: a trunk is bound to the layers of its model, so a copied classifier builds its own."""
 
     def __call__(self, images: Tensor) -> Any:
-        """Prepared images through the model without its head, in the mode that the model is in."""
+        """Run images through the model without its head, in the mode that the model is in."""
         for original, twin in zip(self.originals, self.twins, strict=True):
             twin.training = original.training
         return self._run(images)

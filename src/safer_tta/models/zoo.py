@@ -1,4 +1,4 @@
-"""Models by name: our own residual networks, `timm:NAME`, `torchvision:NAME`; weights from a local safetensors file."""
+"""Models by name, with weights from a local safetensors file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor, nn
 
-from .. import tensorfile
+from .._internal import safetensors_io
+from ..errors import InvalidValueError, MissingPackageError, UnknownNameError
 from . import resnet
 
 log = logging.getLogger("safer_tta")
@@ -28,46 +29,53 @@ def create(
 ) -> nn.Module:
     """Build a model.
 
-    name: `small`, `resnet18`, `resnet34`, `resnet50`, `timm:NAME` (extra `[models]`), `torchvision:NAME`, or the path
-        of a safetensors file whose header names the architecture.
-    num_classes: default: as many as the weights have, else 1000.
-    weights: a local safetensors file. A head of another size is left at its fresh initialisation.
-        `mean` and `std` in the file's header come along as `model.pretrained_cfg`.
+    Args:
+        name: `small`, `resnet18`, `resnet34`, `resnet50`, `timm:NAME`, `torchvision:NAME`, or the path of a safetensors
+            file whose header names the architecture.
+        num_classes: The size of the head. By default it is that of the weights, or 1000 without weights.
+        weights: A local safetensors file. A head of another size keeps its fresh initialisation.
+
+    Returns:
+        The model. Its `pretrained_cfg` has `mean` and `std` if the header of the file has them.
+
+    Raises:
+        UnknownNameError: If there is no such architecture.
+        InvalidValueError: If the weights do not fit it.
+        MissingPackageError: If it needs timm or torchvision and that is not installed.
     """
     name = os.fspath(name)
     if name.endswith(".safetensors"):
         name, weights = _architecture(name), name
-    tensors, metadata = tensorfile.read(weights) if weights is not None else ({}, {})
+    tensors, metadata = safetensors_io.read(weights) if weights is not None else ({}, {})
     build = _builder(name, metadata)
     if num_classes is None:
         num_classes = _classes_in(tensors)
     if num_classes is None and weights is not None:
-        raise ValueError(f"{os.fspath(weights)} does not show how many classes it has; give num_classes")
+        raise InvalidValueError(f"{os.fspath(weights)} does not show how many classes it has; give num_classes")
     model = build(num_classes=num_classes or 1000)
     if weights is not None:
         load(model, tensors, origin=os.fspath(weights))
         if "mean" in metadata and "std" in metadata:
-            # timm's name for it, so that Classifier has one place to look
+            # The attribute has timm's name, so that Classifier looks in one place only.
             model.pretrained_cfg = {key: _floats(metadata[key]) for key in ("mean", "std")}  # type: ignore[assignment]
     return model
 
 
 def load(model: nn.Module, tensors: Mapping[str, Tensor], *, origin: str) -> None:
-    """Copy tensors into a model by name. Only a head of another size may be missing."""
+    """Copy tensors into a model by name; only a head of another size may be missing."""
     own = model.state_dict()
     head = _head_names(own, tensors)
     missing = [n for n in own if n not in tensors and not n.endswith("num_batches_tracked")]
     foreign = [n for n in tensors if n not in own]
     misshapen = [n for n in tensors if n in own and own[n].shape != tensors[n].shape and n not in head]
     if missing or foreign or misshapen:
-        raise ValueError(
-            f"{origin} does not fit this architecture: "
-            f"{len(missing)} tensors missing {missing[:3]}, {len(foreign)} unknown {foreign[:3]}, "
-            f"{len(misshapen)} of another shape {misshapen[:3]}. Expected the weights of a {type(model).__name__} "
-            "with the same layers"
+        raise InvalidValueError(
+            f"{origin} does not fit this architecture: {len(missing)} tensors are missing {missing[:3]}, "
+            f"{len(foreign)} unknown {foreign[:3]} and {len(misshapen)} of another shape {misshapen[:3]}; "
+            f"expected the weights of a {type(model).__name__} with the same layers"
         )
     if head:
-        log.info("%s: its head has another number of classes; ours starts fresh", origin)
+        log.info("%s has a head for another number of classes; the new head is not loaded from it", origin)
     with torch.no_grad():
         for name, tensor in tensors.items():
             if name not in head:
@@ -81,7 +89,7 @@ def _builder(name: str, metadata: Mapping[str, str]) -> Callable[..., nn.Module]
     if rest and library == "torchvision":
         return functools.partial(_import("torchvision.models", "models").get_model, rest)
     if name not in OWN:
-        raise ValueError(f"model {name!r} is unknown; expected {', '.join(OWN)}, timm:NAME, torchvision:NAME or a file")
+        raise UnknownNameError.of("architecture", name, OWN, advice=", timm:NAME, torchvision:NAME or a file")
     if name == "resnet50" and "first 1x1" in metadata.get("architecture", ""):
         return functools.partial(resnet.resnet50, stride_on_first=True)
     return OWN[name]
@@ -94,19 +102,21 @@ def _import(module: str, extra: str):  # type: ignore[no-untyped-def]
         return importlib.import_module(module)
     except ImportError as error:
         package = module.partition(".")[0]
-        raise ImportError(f"this model needs {package}: pip install {package} or 'safer-tta[{extra}]'") from error
+        raise MissingPackageError(
+            f"this model needs {package}: pip install {package} or 'safer-tta[{extra}]'"
+        ) from error
 
 
 def _architecture(path: str) -> str:
-    """The first word of the header's `architecture`."""
-    named = tensorfile.read_metadata(path).get("architecture")
+    """Return the first word of the header's `architecture`."""
+    named = safetensors_io.read_metadata(path).get("architecture")
     if not named:
-        raise ValueError(f"{path} does not say its architecture; give it: create('resnet50', weights={path!r})")
+        raise InvalidValueError(f"{path} does not name its architecture; use create('resnet50', weights={path!r})")
     return named.partition(",")[0].strip()
 
 
 def _head_names(own: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> set[str]:
-    """The tensors of the last layer, if its number of classes differs."""
+    """Return the names of the last layer's tensors, if its number of classes differs."""
     last = list(own)[-1].rpartition(".")[0]
     names = {f"{last}.weight", f"{last}.bias"}
     changed = any(n in tensors and n in own and tensors[n].shape[:1] != own[n].shape[:1] for n in names)
@@ -114,7 +124,7 @@ def _head_names(own: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> set
 
 
 def _classes_in(tensors: Mapping[str, Tensor]) -> int | None:
-    """As many as the last layer with a bias has outputs: files list layers in order, ours and everybody's."""
+    """Return how many outputs the head has; files list layers in order, so it is the last."""
     named = [name for name in tensors if name.rpartition(".")[0] in ("fc", "head", "head.fc", "classifier")]
     biases = [len(tensors[name]) for name in named if name.endswith("bias")]
     return biases[-1] if biases else None

@@ -1,45 +1,22 @@
-"""Predictors: what turns images into the prediction a method learns from."""
+"""Predictors turn images into the prediction a method learns from. One file each."""
 
-from __future__ import annotations
-
-import functools
-from collections.abc import Callable
-from typing import Any
-
-from torch import nn
-
-from ..models import Classifier
-from ..options import check
-from ..registry import Registry
+from .._internal.autoload import import_all
 from ..views import Draw
-from .base import Prediction, Predictor, Report, check_images
+from .base import Outlook, Prediction, Predictor, Report
 from .defended import TRANSFORMS, Defended
+from .inputs import check_images
 from .plain import Plain
+from .registry import PREDICTORS, create, parse, register
 from .safer import Safer
 
-_SHIPPED: dict[str, Callable[..., Predictor]] = {
-    "plain": Plain,
-    **{name: functools.partial(Defended, transform=name) for name in TRANSFORMS},
-    "safer": Safer,
-    "safer-a": functools.partial(Safer, mixing="sigmoid"),
-    "safer-gate": functools.partial(Safer, mixing="gate"),
-}
-PREDICTORS = Registry("predictor", _SHIPPED)
-
-
-def create(name: str, classifier: Classifier | nn.Module, *, seed: int | None = None, **options: Any) -> Predictor:
-    """A predictor by the name it has in result rows."""
-    if name not in PREDICTORS:
-        raise ValueError(f"predictor {name!r} is unknown; expected one of {', '.join(PREDICTORS)}")
-    check(PREDICTORS[name], options, name, own=["classifier", "seed", "transform"])
-    return PREDICTORS[name](classifier, seed=seed, **options)
-
+import_all(__name__, __path__)
 
 __all__ = [
     "PREDICTORS",
     "TRANSFORMS",
     "Defended",
     "Draw",
+    "Outlook",
     "Plain",
     "Prediction",
     "Predictor",
@@ -47,4 +24,6 @@ __all__ = [
     "Safer",
     "check_images",
     "create",
+    "parse",
+    "register",
 ]

@@ -13,43 +13,36 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .._internal.registry import Registry
 from ..models import Classifier
-from ..registry import Registry
 from ..views import OPERATORS, Draw
-from .base import Prediction, Predictor, single_view
+from .base import Outlook, Predictor, single_view
+from .registry import register
 
 TRANSFORMS: Registry[Callable[[Tensor], Tensor]] = Registry("transform")
 
 
-def transform(name: str) -> Callable[[Callable[[Tensor], Tensor]], Callable[[Tensor], Tensor]]:
-    """Register a function of images in [0,1]."""
-
-    def register(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-        TRANSFORMS[name] = function
-        return function
-
-    return register
-
-
 class Defended(Predictor):
-    """Plain, behind `jpeg`, `fft` or `blur`."""
+    """Ask the model behind one fixed transform of the images: `jpeg`, `fft` or `blur`."""
 
     def __init__(self, classifier: Classifier | nn.Module, transform: str = "jpeg", *, seed: int | None = None) -> None:
         super().__init__(classifier, seed=seed)
-        if transform not in TRANSFORMS:
-            raise ValueError(f"transform {transform!r} is unknown; expected one of {', '.join(TRANSFORMS)}")
         self.transform = transform
+        self._function = TRANSFORMS.find(transform)
 
-    def predict(self, images: Tensor, draw: Draw) -> Prediction:
-        return single_view(self.classifier, TRANSFORMS[self.transform](images))
+    def __repr__(self) -> str:
+        return f"Defended(transform={self.transform!r})"
+
+    def show(self, images: Tensor, draw: Draw) -> Outlook:
+        return single_view(self.classifier, self._function(images))
 
 
-@transform("fft")
+@TRANSFORMS.register("fft")
 def low_pass(images: Tensor) -> Tensor:
     return OPERATORS["fft_low_pass"](images, torch.full((len(images),), 0.5))
 
 
-@transform("blur")
+@TRANSFORMS.register("blur")
 def blur(images: Tensor) -> Tensor:
     """5×5 Gaussian of σ 0.5, zeros outside."""
     line = torch.exp(-(torch.arange(-2.0, 3.0) ** 2) / (2 * 0.5**2))
@@ -58,7 +51,7 @@ def blur(images: Tensor) -> Tensor:
     return F.conv2d(images, weight, padding=2, groups=3)
 
 
-@transform("jpeg")
+@TRANSFORMS.register("jpeg")
 def jpeg(images: Tensor) -> Tensor:
     """Baseline JPEG at quality 50, chroma halved both ways, with the gradient of the identity.
 
@@ -124,3 +117,7 @@ def _cosine_transform() -> Tensor:
     matrix = torch.cos(math.pi * (2 * place[None] + 1) * place[:, None] / 16) / 2
     matrix[0] /= math.sqrt(2)
     return matrix
+
+
+for _name in TRANSFORMS:
+    register(_name)(functools.partial(Defended, transform=_name))

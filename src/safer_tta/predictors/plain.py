@@ -5,9 +5,13 @@ from __future__ import annotations
 from torch import Tensor
 
 from ..views import Draw
-from .base import Prediction, Predictor, single_view
+from .base import Outlook, Predictor, single_view
+from .registry import register
 
 
+@register("plain")
 class Plain(Predictor):
-    def predict(self, images: Tensor, draw: Draw) -> Prediction:
+    """Ask the model itself."""
+
+    def show(self, images: Tensor, draw: Draw) -> Outlook:
         return single_view(self.classifier, images)

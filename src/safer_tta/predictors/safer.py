@@ -1,12 +1,13 @@
 """SAFER: several stochastic views of every image, weighted by how well their features agree, pooled into one answer.
 
-images → views (V,B,3,H,W) → one forward pass → reliability → weights → [mixing] → Σ w_v p_v
+images → views (V,B,3,H,W) → one forward pass → reliability → weights → mixing → Σ w_v p_v
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -17,25 +18,31 @@ from torch.utils.checkpoint import checkpoint
 
 from .. import mixing as mixings
 from .. import pooling
+from .._internal.checks import count
+from .._internal.signatures import check_options
+from ..errors import InvalidTypeError, InvalidValueError
 from ..models import Classifier
 from ..models import norm as norms
-from ..options import check
-from ..views import PRESETS, Draw, Pipeline
-from .base import Prediction, Predictor, Report, log_probabilities, probabilities
+from ..views import OPERATORS, PRESETS, Draw, Pipeline
+from .base import Memory, Outlook, Prediction, Predictor, Report, log_probabilities, probabilities
+from .registry import register
 
 
+@register("safer")
 class Safer(Predictor):
     """The pooled predictor of the paper.
 
-    views: augmented views beside the original (N; V = N + 1). 0 is the plain prediction.
-    pool: how views are weighted: mean, entropy, top1, cc or cc_drop (the paper's).
-    mixing: None (SAFER); "sigmoid", a dict of Mixing's arguments or a Mixing (SAFER-A): weight the original view by
-        how suspicious it looks; "gate", a Gate or {"name": "gate", ...}: by how likely it is to be attacked.
-    chunk: at most so many images at once through the network, for small GPUs: the memory of a step is that of a chunk,
-        its time is longer, as every chunk is computed twice. Batch statistics are then those of each chunk, not of
-        all views together.
-    pipeline: "released", "paper", "gentle", a dict of Pipeline's arguments or a Pipeline: which operators a view is
-        made of. None, or a dict without preset: what the mixing asks for (the gate: "gentle"), else "released".
+    Args:
+        classifier: The classifier that is asked; a model is wrapped in one.
+        views: Augmented views beside the original (the paper's N). 0 is the plain prediction.
+        pool: How views are weighted: mean, entropy, top1, cc or cc_drop (the paper's).
+        mixing: How the original is weighed against the other views: "none", "sigmoid" (SAFER-A), "gate" (SAFER-G), a
+            dict with a name and options, or a Mixing.
+        pipeline: What views are made of: "released", "paper", "gentle", a dict of Pipeline's arguments, or a Pipeline.
+            Without a preset the mixing's own is taken: "gentle" for the gate, "released" otherwise.
+        seed: Decides every draw. By default it is drawn from torch's own generator.
+        chunk: At most so many images pass through the network at once, for small GPUs. A step then takes the memory of
+            a chunk, and longer, since every chunk is computed twice. Batch statistics are those of each chunk.
     """
 
     def __init__(
@@ -43,143 +50,129 @@ class Safer(Predictor):
         classifier: Classifier | nn.Module,
         views: int = 4,
         pool: str = "cc_drop",
-        mixing: str | Mapping[str, Any] | mixings.Mixer | None = None,
+        mixing: str | Mapping[str, Any] | mixings.Mixing = "none",
         pipeline: str | Mapping[str, Any] | Pipeline | None = None,
         seed: int | None = None,
         chunk: int | None = None,
     ) -> None:
         super().__init__(classifier, seed=seed)
-        if chunk is not None and (isinstance(chunk, bool) or not hasattr(chunk, "__index__") or chunk < 1):
-            raise ValueError(f"chunk is {chunk!r}; expected a number of images, at least 1, or None for all at once")
+        if chunk is not None:
+            count(chunk=chunk)
         if isinstance(views, bool) or not hasattr(views, "__index__") or views < 0:
-            raise ValueError(f"views is {views!r}; expected the number of augmented views, 0 or more (the paper: 4)")
-        pooling.check_rule(pool)
-        if pipeline is not None and not isinstance(pipeline, str | Mapping | Pipeline):
-            raise TypeError(
-                f"pipeline is {type(pipeline).__name__}; expected one of {', '.join(PRESETS)}, a Pipeline, its "
-                "arguments or None"
-            )
+            raise InvalidValueError(f"views is {views!r}; expected the number of augmented views, 0 or more")
+        self.rule = pooling.RULES.find(pool)
         self.views, self.pool = int(views), pool
         self.chunk = None if chunk is None else int(chunk)
         self.mixing = mixings.create(mixing)
-        if self.mixing is not None and 0 < views < self.mixing.least_views:
-            raise ValueError(
+        if 0 < views < self.mixing.least_views:
+            raise InvalidValueError(
                 f"views is {views}, too few for this mixing; expected at least {self.mixing.least_views}, or 0 for the "
                 "plain prediction"
             )
-        self.pipeline = _pipeline(pipeline, getattr(self.mixing, "pipeline", None) or "released")
-        self._remember_afresh()
+        self.pipeline = _pipeline(pipeline, self.mixing.preset)
+        size = self.mixing.memory_size
+        self.memory = Memory(size).to(self.classifier.device) if size else None
+        self.estimates_suspicion = self.mixing.estimates_suspicion and self.views > 0
         self.repeats = chunk is None  # a second pass over a chunk is not part of any program
         self._warned = False
 
     @property
     def settings(self) -> dict[str, Any]:
-        mixing = mixings.settings(self.mixing)
-        pipeline = dataclasses.asdict(self.pipeline)
+        mixing, pipeline = mixings.settings(self.mixing), self.pipeline.settings
         return {"views": self.views, "pool": self.pool, "mixing": mixing, "pipeline": pipeline, "chunk": self.chunk}
 
-    def _remember_afresh(self) -> None:
-        """A memory of its own, empty, where the mixing has one."""
-        mixing: Any = self.mixing
-        numbers = mixing.memory if hasattr(mixing, "remembering") else 0
-        self.memory: Memory | None = Memory(numbers).to(self.classifier.device) if numbers else None
-
-    def remember(self, prediction: Prediction) -> None:
-        if self.memory is not None and prediction.remembered is not None:
-            seen, now = self.memory.seen, prediction.remembered.detach()
-            seen.copy_(torch.where(torch.isfinite(now), now, seen))  # in place: a step may be replayed as a graph
+    @property
+    def versions(self) -> dict[str, int]:
+        preset, mixing = self.pipeline.preset, mixings.settings(self.mixing)["name"]
+        operators = {f"operator {name}": operator.version for name, operator in OPERATORS.items()}
+        parts = {f"pool {self.pool}": self.rule.version, f"preset {preset}": PRESETS[preset].version}
+        return {**operators, **parts, f"mixing {mixing}": self.mixing.version}
 
     def draw_views(self, batch: int) -> Draw:
         return self.pipeline.draw(self.views, batch, self.generator)
 
-    def predict(self, images: Tensor, draw: Draw) -> Prediction:
+    def show(self, images: Tensor, draw: Draw) -> Outlook:
         views = draw.views(images, compile=self.classifier.compiled and images.is_cuda)
-        features, logits = self._through(views.flatten(0, 1))
-        features, logits = (t.view(*views.shape[:2], -1) for t in (features, logits))
+        features, logits = (t.view(*views.shape[:2], -1) for t in self._pass(views.flatten(0, 1)))
         probs = probabilities(logits)
-        if len(views) > 1 and len(images) == 1 and self.pool in pooling.BY_AGREEMENT:
+        if len(views) > 1 and len(images) == 1 and self.rule.compares_views:
             self._warn_once()
-        pooled, now = pooling.pool(self.pool, probs, features), None
-        if self.mixing is None:
-            weights, suspicion = pooled.weights, mixings.signal("feat_disagreement", probs.detach(), features.detach())
-        elif self.memory is None:
-            weights, suspicion = self.mixing.mix(pooled.weights, probs, features)
-        else:
-            mixing: Any = self.mixing
-            # By a copy: what gradients go through must stay as it was.
-            weights, suspicion, now = mixing.remembering(pooled.weights, probs, features, self.memory.seen.clone())
+        pooled = pooling.pool(self.pool, probs, features)
+        # A copy of the memory: what gradients go through must stay as it was.
+        memory = features.new_zeros(0) if self.memory is None else self.memory.seen.clone()
+        verdict = self.mixing.weigh(pooled.weights, probs, features, memory)
         report = Report(
-            weights=weights,
+            weights=verdict.answer,
             reliability=pooled.reliability,
             dropped=pooled.dropped,
-            signal=suspicion.detach(),
+            suspicion=verdict.suspicion,
+            signals=verdict.signals,
             view_probs=probs,
             pipelines=draw.names,
         )
-        # A mixing is about the answer, not about what features say: those are pooled with the base weights.
-        mean, pooled_features = _weighted(weights, probs), _weighted(pooled.weights, features)
-        if len(views) == 1:
-            return Prediction(mean, logits[0], pooled_features, report, remembered=now)
-        lesson = None if getattr(self.mixing, "teaches", True) else _weighted(pooled.weights, probs)
-        of_features = getattr(self.mixing, "of_features", lambda weights, base_weights: None)
-        shares = of_features(weights, pooled.weights)
-        # The head is linear: what it makes of pooled features is what it makes of every view's, pooled.
-        aligned, read = (None if shares is None else _weighted(shares, said) for said in (features, logits))
-        return Prediction(
-            mean, log_probabilities(mean), pooled_features, report,
-            lesson=lesson, aligned=aligned, read=read, remembered=now,
-        )  # fmt: skip
+        answer = weighted(verdict.answer, probs)
+        # A mixing is about answers, not about features: those are pooled with the rule's own weights.
+        scores = logits[0] if len(views) == 1 else log_probabilities(answer)
+        seen = Prediction(answer, scores, weighted(pooled.weights, features), report)
+        lesson = seen
+        if verdict.lesson is not verdict.answer:
+            taught = weighted(verdict.lesson, probs)
+            lesson = dataclasses.replace(seen, probs=taught, logits=log_probabilities(taught))
+        aligned = lesson
+        if verdict.aligned is not None:
+            # The head is linear: its scores of pooled features are the pooled scores of the views' features.
+            read = weighted(verdict.aligned, logits)
+            aligned = Prediction(probabilities(read), read, weighted(verdict.aligned, features), report)
+        return Outlook(seen, lesson, aligned, verdict.memory)
 
-    def _through(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """All views through the classifier: at once, or chunk by chunk."""
+    def _pass(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Pass all views through the classifier, at once or chunk by chunk."""
         if self.chunk is None or len(images) <= self.chunk:
             features, logits = self.classifier(images)
             return features, logits
-        parts = [self._through_again(part) for part in torch.split(images, self.chunk)]
+        parts = [self._pass_chunk(part) for part in torch.split(images, self.chunk)]
         return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
 
-    def _through_again(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """A chunk whose intermediate results are forgotten, and computed again when gradients need them; that second
-        pass moves no running statistic."""
-        seen: tuple[Tensor, Tensor] = checkpoint(
+    def _pass_chunk(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Pass a chunk without keeping its activations: gradients compute them again, moving no running statistic."""
+        passed: tuple[Tensor, Tensor] = checkpoint(
             self.classifier,
             images,
             use_reentrant=False,
             context_fn=lambda: (contextlib.nullcontext(), norms.again(self.classifier.norms())),
         )
-        return seen
+        return passed
 
     def _warn_once(self) -> None:
         if not self._warned:
             self._warned = True
             warnings.warn(
-                f"a batch of one image: agreement between views is undefined, so {self.pool} gives every view the same "
-                "weight. Collect larger batches for reliability to mean something",
+                "a batch of one image: the agreement of views over a batch is undefined, so "
+                f"{self.pool} gives every view the same weight. Use larger batches",
                 stacklevel=2,
             )
 
 
-class Memory(nn.Module):
-    """What a mixing remembers from batch to batch."""
-
-    seen: Tensor
-
-    def __init__(self, numbers: int) -> None:
-        super().__init__()
-        self.register_buffer("seen", torch.zeros(numbers))
+register("safer-a")(functools.partial(Safer, mixing="sigmoid"))
+register("safer-g")(functools.partial(Safer, mixing="gate"))
 
 
-def _weighted(weights: Tensor, views: Tensor) -> Tensor:
-    """Σ_v w_v x_v over (V,B,·)."""
+def weighted(weights: Tensor, views: Tensor) -> Tensor:
+    """Return Σ_v w_v x_v of views (V,B,·)."""
     return (weights.unsqueeze(-1).to(views.dtype) * views).sum(dim=0)
 
 
 def _pipeline(given: str | Mapping[str, Any] | Pipeline | None, preset: str) -> Pipeline:
-    """What is asked for; of the mixing's preset where nothing is said of that."""
+    """The pipeline asked for; with the mixing's preset where none is named."""
     if isinstance(given, Pipeline):
         return given
     if isinstance(given, str):
         return Pipeline(given)
+    if given is not None and not isinstance(given, Mapping):
+        raise InvalidTypeError(
+            f"pipeline is {type(given).__name__}; expected one of {', '.join(PRESETS)}, a Pipeline, its arguments or "
+            "None"
+        )
     options = {"preset": preset, **(given or {})}
-    check(Pipeline, options, "the pipeline")
+    check_options(Pipeline, options, "pipeline")
     return Pipeline(**options)

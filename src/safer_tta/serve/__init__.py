@@ -1,1 +1,1 @@
-"""Adaptation as a service: one backbone, an adapted state for every stream, and no way from one stream to another."""
+"""Adaptation as a service: one model in memory, and a separate adapted state for every stream."""

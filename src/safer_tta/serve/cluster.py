@@ -1,7 +1,7 @@
 """The service on a Ray cluster: several engines, every stream pinned to one of them, behind one address.
 
 A shard is the whole service of one process, in a folder of its own. The front looks at a request's owner and stream and
-hands it to the shard that hashing them gives; it decodes nothing and keeps nothing.
+passes it to the shard that their hash gives; it decodes nothing and keeps nothing.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from .careful import said
+from .._internal.checks import count
 from .limits import Refused
+from .middleware import error_response
 from .server import Service
 from .tokens import Tokens
 
@@ -25,11 +26,11 @@ STREAM = re.compile(r"/v1/streams/([^/]+)")
 FEED = re.compile(r"/v1/streams/[^/]+/reports")
 Whole = tuple[str, str, list[tuple[bytes, bytes]], bytes]  # verb, address, headers, body: a request that travels
 Answer = tuple[int, list[tuple[bytes, bytes]], bytes]
-DROPPED = {b"content-length", b"transfer-encoding", b"connection"}  # what the next hop says for itself
+DROPPED = {b"content-length", b"transfer-encoding", b"connection"}  # set again by the next hop
 
 
 def shard_of(owner: str, stream: str, shards: int) -> int:
-    """The same on every machine and in every version: a stream's state lies where it was put."""
+    """Return the number of a stream's shard; the same on every machine and in every version."""
     digest = hashlib.blake2b(f"{owner}/{stream}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") % shards
 
@@ -46,6 +47,7 @@ class Shard:
         self.client = httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://shard", timeout=None)
 
     async def handle(self, request: Whole) -> Answer:
+        """Answer a request."""
         verb, address, headers, body = request
         answer = await self.client.request(verb, address, headers=headers, content=body)
         kept = [(name, value) for name, value in answer.headers.raw if name.lower() not in DROPPED]
@@ -53,31 +55,31 @@ class Shard:
 
 
 class Front:
-    """Every request to the shard of its stream; lists from all of them, put together."""
+    """Passes every request to the shard of its stream, and merges lists from all shards."""
 
     def __init__(self, tokens: Tokens, limit: int, *shards: Any) -> None:
         self.tokens, self.limit, self.shards = tokens, limit, shards
 
     async def __call__(self, request: Request) -> Response:
         try:
-            return await self._routed(request)
+            return await self._route(request)
         except Refused as error:
-            return said(error.status, error.message, error.retry_after)
+            return error_response(error.status, error.message, error.retry_after)
 
-    async def _routed(self, request: Request) -> Response:
+    async def _route(self, request: Request) -> Response:
         address = request.url.path + (f"?{request.url.query}" if request.url.query else "")
         owner = self.tokens.owner(request.headers.get("authorization")) if address.startswith("/v1") else ""
         body = await self._body(request)
         found = STREAM.match(request.url.path)
         if FEED.fullmatch(request.url.path):
-            raise Refused(404, "a cluster has no feed of reports; ask GET /v1/streams/NAME/batches now and then")
+            raise Refused(404, "a cluster has no feed of reports; poll GET /v1/streams/NAME/batches")
         if found is not None or (request.method, request.url.path) == ("POST", "/v1/streams"):
-            name, body = (found[1], body) if found is not None else _named(body)
-            return _said(await self._ask(shard_of(owner, name, len(self.shards)), request, address, body))
+            name, body = (found[1], body) if found is not None else _name_stream(body)
+            return _respond(await self._ask(shard_of(owner, name, len(self.shards)), request, address, body))
         if request.method == "GET" and request.url.path in MERGED:
             answers = [await self._ask(shard, request, address, body) for shard in range(len(self.shards))]
-            return _merged(answers, MERGED[request.url.path])
-        return _said(await self._ask(0, request, address, body))
+            return _merge(answers, MERGED[request.url.path])
+        return _respond(await self._ask(0, request, address, body))
 
     async def _ask(self, shard: int, request: Request, address: str, body: bytes) -> Answer:
         headers = [(name, value) for name, value in request.headers.raw if name not in DROPPED]
@@ -99,42 +101,41 @@ class Front:
 MERGED = {"/v1/streams": ("streams", "name", False), "/v1/audit": ("events", "time", True)}
 
 
-def _named(body: bytes) -> tuple[str, bytes]:
-    """The name a new stream is to have, made up here if there is none, since the shard follows from it."""
+def _name_stream(body: bytes) -> tuple[str, bytes]:
+    """Return (name, body) of a new stream; a missing name is chosen here, since the shard follows from it."""
     try:
         content = json.loads(body) if body.strip() else {}
     except ValueError:
-        return "", body  # any shard will do, and say what is wrong
+        return "", body  # any shard can report what is wrong
     if isinstance(content, dict) and content.get("name") is None:
         content["name"] = f"stream-{secrets.token_hex(6)}"
         body = json.dumps(content).encode()
     return (str(content["name"]) if isinstance(content, dict) else ""), body
 
 
-def _said(answer: Answer) -> Response:
+def _respond(answer: Answer) -> Response:
     status, headers, body = answer
     response = Response(body, status)
     response.raw_headers = [*headers, (b"content-length", str(len(body)).encode())]
     return response
 
 
-def _merged(answers: list[Answer], how: tuple[str, str, bool]) -> Response:
+def _merge(answers: list[Answer], how: tuple[str, str, bool]) -> Response:
     field, key, newest_first = how
     for answer in answers:
         if answer[0] != 200:
-            return _said(answer)
+            return _respond(answer)
     rows = [row for answer in answers for row in json.loads(answer[2])[field]]
     status, headers, _ = answers[0]
     body = json.dumps({field: sorted(rows, key=lambda row: row[key], reverse=newest_first)}).encode()
-    return _said((status, headers, body))
+    return _respond((status, headers, body))
 
 
 def deployment(service: Service, tokens: Tokens, shards: int) -> Any:
-    """A Ray Serve application: `ray.serve.run(deployment(service, tokens, 4))`."""
+    """Return a Ray Serve application: `ray.serve.run(deployment(service, tokens, 4))`."""
     from ray import serve
 
-    if shards < 1:
-        raise ValueError(f"shards is {shards}; expected at least 1")
+    count(shards=shards)
     bound = [
         serve.deployment(name=f"shard-{number}", num_replicas=1, max_ongoing_requests=256)(Shard).bind(
             dataclasses.replace(service, folder=service.folder / f"shard-{number}-of-{shards}"), tokens

@@ -1,4 +1,4 @@
-"""Images as they come over the wire. What they claim to be is checked before anything large is made of them."""
+"""Images as they arrive. What their headers claim is checked before anything large is decoded."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from PIL import Image
 from ..data.domains import eight_bit
 from .limits import Limits, Refused
 
-# Pixels are counted here, and by every image's header.
+# Pixels are counted here, by the header of every image.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 FORMATS = ("PNG", "JPEG", "WEBP")
 Pictures = NDArray[np.uint8]  # (B,3,H,W)
 
 
 def from_files(files: Sequence[bytes], side: int, limits: Limits) -> Pictures:
-    """Image files, each resized to the model's side. All say how large they are before the first is decoded."""
+    """Decode image files and resize them to the model's side. All sizes are checked before the first is decoded."""
     _check_count(len(files), limits)
-    pixels = sum(_pixels(content, number, limits) for number, content in enumerate(files))
+    pixels = sum(_count_pixels(content, number, limits) for number, content in enumerate(files))
     if pixels > limits.batch_pixels:
         raise Refused(
             413, f"the batch has {pixels} pixels; expected at most {limits.batch_pixels}. Send several batches"
         )
-    return np.stack([_decoded(content, number, side) for number, content in enumerate(files)])
+    return np.stack([_decode(content, number, side) for number, content in enumerate(files)])
 
 
-def _pixels(content: bytes, number: int, limits: Limits) -> int:
-    with _opened(content, number) as image:
+def _count_pixels(content: bytes, number: int, limits: Limits) -> int:
+    with _open(content, number) as image:
         pixels = int(image.width * image.height)
         if pixels > limits.pixels:
             raise Refused(
@@ -42,8 +42,8 @@ def _pixels(content: bytes, number: int, limits: Limits) -> int:
         return pixels
 
 
-def _decoded(content: bytes, number: int, side: int) -> Pictures:
-    with _opened(content, number) as image:
+def _decode(content: bytes, number: int, side: int) -> Pictures:
+    with _open(content, number) as image:
         picture = eight_bit(image).convert("RGB")
         if picture.size != (side, side):
             picture = picture.resize((side, side), Image.Resampling.BILINEAR)
@@ -51,23 +51,23 @@ def _decoded(content: bytes, number: int, side: int) -> Pictures:
 
 
 @contextlib.contextmanager
-def _opened(content: bytes, number: int) -> Iterator[Any]:
-    """An image whose header was read; whatever goes wrong with it is the client's affair."""
+def _open(content: bytes, number: int) -> Iterator[Any]:
+    """Open an image and read its header; every failure is reported to the client."""
     try:
         with Image.open(io.BytesIO(content), formats=FORMATS) as image:
             yield image
     except Refused:
         raise
     except Image.DecompressionBombError as error:
-        raise Refused(413, f"image {number} has too many pixels to be opened; send a smaller one") from error
-    except Exception as error:  # Pillow's decoders raise whatever they stumble over
+        raise Refused(413, f"image {number} has too many pixels; send a smaller one") from error
+    except Exception as error:  # Pillow's decoders raise errors of many kinds
         raise Refused(
-            422, f"image {number} cannot be decoded; expected a whole {', '.join(FORMATS)} file of bytes"
+            422, f"image {number} cannot be decoded; expected a complete {', '.join(FORMATS)} file"
         ) from error
 
 
 def from_array(content: bytes, side: int, limits: Limits) -> Pictures:
-    """A NumPy array file of bytes. Its header says how large it is; only then are the bytes looked at."""
+    """Read a NumPy array file of bytes. Its header is checked before the pixels are read."""
     file = io.BytesIO(content)
     try:
         version = np.lib.format.read_magic(file)
@@ -75,10 +75,10 @@ def from_array(content: bytes, side: int, limits: Limits) -> Pictures:
         shape, fortran, dtype = reader[version](file)
     except Exception as error:
         raise Refused(
-            422, "the body is no NumPy array file; expected what numpy.save writes of a uint8 array"
+            422, "the body is not a NumPy array file; expected what numpy.save writes for a uint8 array"
         ) from error
     if not all(type(length) is int and 0 <= length < 2**31 for length in shape):
-        raise Refused(422, "the array's header names no shape that an array can have")
+        raise Refused(422, "the array's header has an impossible shape; expected what numpy.save writes")
     if dtype != np.uint8 or len(shape) != 4:
         raise Refused(
             422, f"the array is {dtype} of shape {shape}; expected uint8 (B,{side},{side},3) or (B,3,{side},{side})"

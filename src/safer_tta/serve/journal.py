@@ -1,7 +1,7 @@
-"""What must outlive the process: streams, their states and their last answers, in one SQLite file.
+"""Streams, their states and their last answers in one SQLite file, which outlives the process.
 
-A batch is one transaction: the state it led to, the guard's memory and the answer are there together or not at all. An
-answer is sent after that, so what a client has seen is on disk, and what is on disk is not applied again.
+A batch is one transaction: the new state, the guard's memory and the answer are written together or not at all. The
+answer is sent afterwards. So everything that a client has seen is on disk, and a batch on disk is not applied again.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from .. import tensorfile
+from .._internal import safetensors_io
+from ..errors import JournalError
 from ..guards import Memory
-from ..methods.state import Snapshot
+from ..methods import Snapshot
 
 KEPT = 256  # batches of a stream whose answers are kept
-AUDITED = 10_000  # events back to which an owner's are kept
+AUDITED = 10_000  # events in all, beyond which an owner's oldest are deleted
 SCHEMA = """
 create table if not exists meta (name text primary key, value text not null);
 create table if not exists streams (
@@ -41,13 +42,9 @@ create table if not exists audit (
 Json = dict[str, Any]
 
 
-class JournalError(RuntimeError):
-    """A folder that cannot be continued from."""
-
-
 @dataclass
 class Stream:
-    """One stream as it stands: who it is, its adapted state and what its guard remembers."""
+    """One stream: its owner and name, its adapted state and what its guard remembers."""
 
     owner: str
     name: str
@@ -67,27 +64,31 @@ class Stream:
 
     @property
     def nbytes(self) -> int:
-        snapshots = [self.state, *(s for _, s in (*self.memory.healthy, *self.memory.pending))]
+        snapshots = [self.state, *self.memory.snapshots]
         tensors = [*self.memory.recent, *(tensor for snapshot in snapshots for tensor in snapshot.values())]
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
+class _Local(threading.local):
+    connection: sqlite3.Connection | None = None
+
+
 class Journal:
-    """One writer; any number of readers, each with a connection of its own."""
+    """The journal of one folder, with one writer and any number of readers. Every thread has its own connection."""
 
     def __init__(self, folder: Path, version: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self._lock = _locked(folder)
+        self._lock = _lock(folder)
         self.path = folder / "streams.sqlite"
-        self._local = threading.local()
+        self._local = _Local()
         try:
-            self._check(folder, version)
+            self._check_version(folder, version)
         except BaseException:
             self.close()
             raise
 
-    def _check(self, folder: Path, version: str) -> None:
-        """Write the version down, or compare with the one that is there."""
+    def _check_version(self, folder: Path, version: str) -> None:
+        """Write the version, or compare it with the one on disk."""
         try:
             with self._transaction() as database:
                 database.executescript(SCHEMA)
@@ -95,31 +96,31 @@ class Journal:
                 if found is None:
                     database.execute("insert into meta values ('version', ?)", [version])
         except sqlite3.DatabaseError as error:
-            raise JournalError(f"{self.path} is no journal of this service, or damaged ({error})") from error
+            raise JournalError(
+                f"{self.path} is damaged, or not a journal of this service ({error}). Give another folder"
+            ) from error
         if found is not None and found[0] != version:
             raise JournalError(
                 f"{folder} holds streams of another model or method (version {found[0]}, here {version}). Serve that "
-                "one, or give another folder"
+                "model and method, or give another folder"
             )
 
     def close(self) -> None:
-        """Let another service have the folder."""
-        connection: sqlite3.Connection | None = getattr(self._local, "connection", None)
-        if connection is not None:
-            connection.close()
+        """Release the folder."""
+        if self._local.connection is not None:
+            self._local.connection.close()
             self._local.connection = None
         if self._lock is not None:
             self._lock.close()
 
     @property
     def _database(self) -> sqlite3.Connection:
-        connection: sqlite3.Connection | None = getattr(self._local, "connection", None)
-        if connection is None:
+        if self._local.connection is None:
             connection = sqlite3.connect(self.path, timeout=30, isolation_level=None)
             connection.execute("pragma journal_mode = wal")
-            connection.execute("pragma synchronous = full")  # an answer outlives a power cut too
+            connection.execute("pragma synchronous = full")  # an answer also outlives a power cut
             self._local.connection = connection
-        return connection
+        return self._local.connection
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
@@ -139,38 +140,38 @@ class Journal:
         with self._transaction() as database:
             database.execute(
                 "insert into streams values (?, ?, ?, ?, ?, 0, 0, 0, 0, 0, ?, ?)",
-                [stream.id, stream.owner, stream.name, stream.created, stream.last, *_packed(stream)],
+                [stream.id, stream.owner, stream.name, stream.created, stream.last, *_pack(stream)],
             )
             _audit(database, stream.owner, stream.name, "created")
 
     def load(self, identity: str) -> Stream | None:
+        """Return a stream with everything that its guard remembers."""
         row = self._database.execute("select * from streams where id = ?", [identity]).fetchone()
         if row is None:
             return None
         _, owner, name, created, last, batches, images, _, _, frozen, guard, blob = row
         kept = {
-            number: tensorfile.loads(state, f"snapshot {number}")[0]
+            number: safetensors_io.loads(state, f"snapshot {number}")[0]
             for number, state in self._database.execute("select id, state from snapshots where stream = ?", [identity])
         }
         packed = json.loads(guard)
-        state, memory = _unpacked(packed, blob, kept)
-        return Stream(
-            owner, name, created, last, state, packed["seed"], memory, batches, images, bool(frozen), kept
-        )  # fmt: skip
+        state, memory = _unpack(packed, blob, kept)
+        seed = packed["seed"]
+        return Stream(owner, name, created, last, state, seed, memory, batches, images, bool(frozen), kept)
 
     def exists(self, identity: str) -> bool:
         return self._database.execute("select 1 from streams where id = ?", [identity]).fetchone() is not None
 
     def delete(self, identity: str) -> None:
-        """Without a look at its state, which may be what is wrong with it."""
+        """Delete a stream without reading its state, which may be damaged."""
         owner, _, name = identity.partition("/")
         with self._transaction() as database:
             for table, column in (("streams", "id"), ("snapshots", "stream"), ("answers", "stream")):
                 database.execute(f"delete from {table} where {column} = ?", [identity])
             _audit(database, owner, name, "deleted")
 
-    def described(self, owner: str, name: str | None = None) -> list[Json]:
-        """Streams of an owner as the API shows them, without their states."""
+    def describe(self, owner: str, name: str | None = None) -> list[Json]:
+        """Return an owner's streams, or the one of this name, as the API shows them."""
         rows = self._database.execute(
             "select name, owner, created, last, batches, images, frozen, guard, right, labelled"
             " from streams where owner = ? and (? is null or name = ?) order by name",
@@ -179,14 +180,14 @@ class Journal:
         return [
             {
                 "name": n, "owner": o, "created": created, "last": last, "batches": batches, "images": images,
-                "frozen": bool(frozen), "health": _counters(guard),
+                "frozen": bool(frozen), "health": _read_counters(guard),
                 "accuracy": 100 * right / labelled if labelled else None, "labelled": labelled,
             }
             for n, o, created, last, batches, images, frozen, guard, right, labelled in rows
         ]  # fmt: skip
 
     def nbytes(self) -> int:
-        """Of states, snapshots, answers and all; room that deleted ones left in the file is taken again."""
+        """Return the size of everything; room that deleted streams left in the file counts as free."""
         pages, free, size = (
             int(self._database.execute(f"pragma {name}").fetchone()[0])
             for name in ("page_count", "freelist_count", "page_size")
@@ -196,23 +197,23 @@ class Journal:
     # --- batches ------------------------------------------------------------------------------------------------
 
     def commit(self, stream: Stream, answer: Json, key: str | None, content: str) -> None:
-        """A batch that was answered, with everything it changed."""
+        """Write an answered batch, with everything that it changed."""
         with self._transaction() as database:
             self._store(database, stream)
             database.execute(
                 "insert into answers values (?, ?, ?, ?, ?, ?, null)",
-                [stream.id, stream.batches, key, content, _text(answer), _text(answer["report"])],
+                [stream.id, stream.batches, key, content, _to_text(answer), _to_text(answer["report"])],
             )
             database.execute("delete from answers where stream = ? and number <= ?", [stream.id, stream.batches - KEPT])
 
     def change(self, stream: Stream, what: str) -> None:
-        """Something was done to a stream by hand."""
+        """Write a stream that a user has changed, and note it in the audit log."""
         with self._transaction() as database:
             self._store(database, stream)
             _audit(database, stream.owner, stream.name, what)
 
     def answer(self, identity: str, key: str) -> tuple[Json, str] | None:
-        """The answer once given to a key, and a hash of the images it was given for."""
+        """Return the answer once given to a key, and a hash of its images."""
         row = self._database.execute(
             "select answer, content from answers where stream = ? and key = ?", [identity, key]
         )
@@ -220,13 +221,14 @@ class Journal:
         return None if found is None else (json.loads(found[0]), found[1])
 
     def reports(self, identity: str, last: int) -> list[Json]:
+        """Return the reports of the last batches, oldest first."""
         rows = self._database.execute(
             "select report from answers where stream = ? order by number desc limit ?", [identity, last]
         )
         return [json.loads(row[0]) for row in rows][::-1]
 
     def label(self, identity: str, number: int, labels: list[int]) -> Json | str | None:
-        """Score a batch; its report, what is wrong with the labels, or None where the batch is not kept."""
+        """Score a batch and return its report, what is wrong with the labels, or None if the batch is not kept."""
         with self._transaction() as database:
             row = database.execute(
                 "select answer, report, right from answers where stream = ? and number = ?", [identity, number]
@@ -242,7 +244,7 @@ class Journal:
                 "update answers set right = ?, report = ? where stream = ? and number = ?",
                 [right, json.dumps(report), identity, number],
             )
-            again = row[2] is not None  # labels given a second time take the place of the first
+            again = row[2] is not None  # labels given a second time replace the first
             database.execute(
                 "update streams set right = right + ?, labelled = labelled + ? where id = ?",
                 [right - (row[2] if again else 0), 0 if again else len(labels), identity],
@@ -250,30 +252,31 @@ class Journal:
             return dict(report)
 
     def audit(self, owner: str, last: int = 100) -> list[Json]:
+        """Return an owner's last events, newest first."""
         rows = self._database.execute(
             "select time, owner, stream, what from audit where owner = ? order by id desc limit ?", [owner, last]
         )
         return [dict(zip(("time", "owner", "stream", "what"), row, strict=True)) for row in rows]
 
     def _store(self, database: sqlite3.Connection, stream: Stream) -> None:
-        """The state of a stream, and those of the guard's snapshots that are new; others need not be written again."""
-        wanted = [snapshot for _, snapshot in (*stream.memory.healthy, *stream.memory.pending)]
+        """Write the state of a stream, and those of the guard's snapshots that are not on disk yet."""
+        wanted = stream.memory.snapshots
         for row in [row for row, s in stream.kept.items() if not any(s is w for w in wanted)]:
             database.execute("delete from snapshots where id = ?", [row])
             del stream.kept[row]
         for snapshot in wanted:
             if not any(snapshot is s for s in stream.kept.values()):
-                blob = tensorfile.dumps(snapshot)
+                blob = safetensors_io.dumps(snapshot)
                 added = database.execute("insert into snapshots (stream, state) values (?, ?)", [stream.id, blob])
                 stream.kept[int(added.lastrowid or 0)] = snapshot
-        guard, state = _packed(stream)
+        guard, state = _pack(stream)
         database.execute(
             "update streams set last = ?, batches = ?, images = ?, frozen = ?, guard = ?, state = ? where id = ?",
             [stream.last, stream.batches, stream.images, int(stream.frozen), guard, state, stream.id],
         )
 
 
-def _text(content: Json) -> str:
+def _to_text(content: Json) -> str:
     return json.dumps(content, allow_nan=False)
 
 
@@ -287,31 +290,31 @@ def _audit(database: sqlite3.Connection, owner: str, stream: str, what: str) -> 
     )
 
 
-def _locked(folder: Path) -> IO[bytes] | None:
-    """The folder to oneself, until the process ends: two services on it would write over each other's streams."""
+def _lock(folder: Path) -> IO[bytes] | None:
+    """Lock the folder until the process ends: two services on it would overwrite each other's streams."""
     try:
         import fcntl
     except ImportError:  # not a Unix
         return None
-    file = open(folder / "lock", "wb")  # noqa: SIM115 - it stays open as long as the service lives
+    file = open(folder / "lock", "wb")  # noqa: SIM115 - it stays open while the service runs
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         file.close()
-        raise JournalError(f"{folder} is in use by another service; stop that one, or give another folder") from None
+        raise JournalError(f"{folder} is in use by another service; stop it, or give another folder") from None
     return file
 
 
-def _counters(guard: str) -> Json:
-    """What a guard has counted; of a damaged row nothing, so that the other streams can still be listed."""
+def _read_counters(guard: str) -> Json:
+    """Return a guard's counters; none for a damaged row, so that the other streams can still be listed."""
     try:
         return dict(json.loads(guard)["counters"])
     except (ValueError, KeyError, TypeError):
         return {}
 
 
-def _packed(stream: Stream) -> tuple[str, bytes]:
-    """(the guard's memory as text, all tensors as bytes); its snapshots are named by their rows."""
+def _pack(stream: Stream) -> tuple[str, bytes]:
+    """Return (the guard's memory as text, all tensors as bytes); its snapshots are named by their rows."""
     memory = stream.memory
     rows = {id(snapshot): row for row, snapshot in stream.kept.items()}
     guard = {
@@ -325,11 +328,11 @@ def _packed(stream: Stream) -> tuple[str, bytes]:
     }
     tensors = {f"state.{name}": tensor for name, tensor in stream.state.items()}
     tensors |= {f"recent.{number}": probs for number, probs in enumerate(memory.recent)}
-    return json.dumps(guard), tensorfile.dumps(tensors)
+    return json.dumps(guard), safetensors_io.dumps(tensors)
 
 
-def _unpacked(guard: Mapping[str, Any], blob: bytes, kept: Mapping[int, Snapshot]) -> tuple[Snapshot, Memory]:
-    tensors, _ = tensorfile.loads(blob, "the state of a stream")
+def _unpack(guard: Mapping[str, Any], blob: bytes, kept: Mapping[int, Snapshot]) -> tuple[Snapshot, Memory]:
+    tensors, _ = safetensors_io.loads(blob, "the state of a stream")
     state = {name.removeprefix("state."): t for name, t in tensors.items() if name.startswith("state.")}
     recent = [tensors[f"recent.{number}"] for number in range(len(tensors) - len(state))]
     memory = Memory(

@@ -1,4 +1,4 @@
-"""How much a service takes on, and how it says no."""
+"""How much work a service accepts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MEGABYTE = 2**20
 
 
 class Refused(HTTPException):
-    """A request that is answered with a status and a reason."""
+    """A request is refused, with a status and a reason."""
 
     def __init__(self, status: int, message: str, *, retry_after: float | None = None) -> None:
         super().__init__(status, message)
@@ -22,34 +22,27 @@ class Refused(HTTPException):
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """images: of a batch. pixels, batch_pixels: of an image and of a batch, before anything is decoded. body_bytes: of
-    a batch as it arrives; json_bytes: of any other request; upload_bytes: of all that are arriving at once.
-    queue, owner_queue, stream_queue: batches that may wait, in all, of one owner and of one stream; with more than
-    `behind` of its own waiting a stream is answered without learning. decoding: batches decoded or waiting for it.
-    memory_bytes: adapted states kept in memory; the others are parked on disk. disk_bytes: of the journal, beyond
-    which no stream is created; those that are there go on.
-    requests_per_s: of one owner, twice as many at once. feeds: of one owner.
-    """
+    """What a service accepts; it refuses more."""
 
-    images: int = 256
-    pixels: int = 16_000_000
+    images: int = 256  # of a batch
+    pixels: int = 16_000_000  # of an image
     batch_pixels: int = 256_000_000
-    body_bytes: int = 64 * MEGABYTE
-    json_bytes: int = 64 * 1024
-    upload_bytes: int = 512 * MEGABYTE
-    queue: int = 256
-    owner_queue: int = 128
-    decoding: int = 16
-    stream_queue: int = 16
-    behind: int = 8
-    memory_bytes: int = 1024 * MEGABYTE
-    disk_bytes: int = 64 * 1024 * MEGABYTE
-    requests_per_s: float = 200.0
-    feeds: int = 64
+    body_bytes: int = 64 * MEGABYTE  # of a batch as it arrives
+    json_bytes: int = 64 * 1024  # of any other request
+    upload_bytes: int = 512 * MEGABYTE  # of all requests that are arriving at once
+    queue: int = 256  # batches that may wait in all
+    owner_queue: int = 128  # batches of one owner that may wait
+    decoding: int = 16  # batches that are decoded or wait for it
+    stream_queue: int = 16  # batches of one stream that may wait
+    behind: int = 8  # with more of its own batches waiting, a stream is answered without learning
+    memory_bytes: int = 1024 * MEGABYTE  # adapted states in memory; the others are parked on disk
+    disk_bytes: int = 64 * 1024 * MEGABYTE  # of the journal, beyond which no stream is created
+    requests_per_s: float = 200.0  # of one owner; twice as many may come at once
+    feeds: int = 64  # of one owner
 
 
 class RateLimit:
-    """A bucket for every owner that fills at a steady pace and holds two seconds' worth."""
+    """A token bucket for every owner, which fills at a steady pace and holds two seconds' worth."""
 
     def __init__(self, per_second: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.per_second, self.clock = per_second, clock
@@ -57,6 +50,7 @@ class RateLimit:
         self._buckets: dict[str, tuple[float, float]] = {}  # (left, when)
 
     def take(self, owner: str) -> None:
+        """Take a token of this owner, or refuse."""
         with self._lock:
             now, full = self.clock(), 2 * self.per_second
             left, when = self._buckets.get(owner, (full, now))

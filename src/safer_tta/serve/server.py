@@ -1,4 +1,4 @@
-"""A service made from a model file and some choices, and run until it is told to stop."""
+"""A service made from a model file and some choices; it runs until it is told to stop."""
 
 from __future__ import annotations
 
@@ -9,83 +9,112 @@ import socket
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from .. import api, extensions, methods
+from .. import api, extensions, predictors
+from .._internal.checks import share
+from .._internal.defaults import METHOD, PREDICTOR
 from ..data.store import digest, digest_file
-from ..methods.registry import settings
+from ..errors import InvalidValueError
+from ..methods import Method
 from ..training import load
 from ..training.trainer import recipe_of, side_for
+from .answers import Served
 from .app import create_app
+from .engine import Engine, check_memory
 from .journal import Journal
 from .limits import Limits
 from .metrics import Metrics
-from .sessions import Engine, Served, check_memory
 from .tokens import Tokens
+
+if TYPE_CHECKING:
+    import uvicorn
+
+ABSTAIN = 0.5  # above which suspicion an image is more probably attacked than not
 
 
 @dataclass(frozen=True, kw_only=True)
 class Service:
-    """model: a file of `safer train source`. side: pixels of its images (default: as trained). abstain: suspicion above
-    which an image is flagged. seed: for replays; without it every stream draws a secret one. seconds: allowed for a
-    batch, before learning is left out."""
+    """What to serve, and how. `safer_tta.adapt` explains method, predictor, norm, options and precision."""
 
-    model: Path
-    folder: Path
-    method: str = "tent"
-    predictor: str = "safer"
-    options: Mapping[str, Any] = field(default_factory=dict)
-    predictor_options: Mapping[str, Any] = field(default_factory=dict)
-    side: int | None = None
+    model: Path  # a file that `safer train source` wrote
+    folder: Path  # where streams are kept
+    method: str = METHOD
+    predictor: str | Mapping[str, Any] = PREDICTOR
+    norm: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)  # of the method
+    side: int | None = None  # height and width of the model's images; by default those it was trained with
     device: str = "cpu"
     precision: str = "float32"
-    abstain: float = 0.5
-    seed: int | None = None
-    seconds: float | None = None
+    abstain: float | None = None  # the suspicion above which an image is flagged; 0.5 if the predictor estimates it
+    seed: int | None = None  # of every stream's draws, for replays; by default every stream draws a secret one
+    seconds: float | None = None  # allowed per batch; a stream that is behind is answered without learning
     limits: Limits = field(default_factory=Limits)
 
-    def build(self) -> methods.Method:
-        """The method as every stream starts with it."""
+    def build(self) -> Method:
+        """Return the method as every stream starts with it."""
         classifier = load(self.model)
         classifier.accelerate(precision=self.precision)
-        return api.build(
-            classifier, self.method, self.predictor, options=self.options, predictor_options=self.predictor_options,
-            seed=0, device=self.device,
-        )  # fmt: skip
+        method = api.build(classifier, self.method, self.predictor, norm=self.norm, seed=0, options=self.options)
+        return method.to(self.device)  # afterwards, so that the optimiser is one for that device
 
     def engine(self) -> Engine:
-        api.check_names(self.method, self.predictor)
+        """Return a running engine."""
+        api.check_names(self.method, self.predictor, self.norm)
         side, method = side_for(self.model, self.side), self.build()
+        abstain = self._threshold(method)
         check_memory(method, self.limits)
-        decided_by = {
-            "model": digest_file(self.model), "method": self.method,
-            "options": settings(api.split_name(self.method)[0], self.options),
-            "predictor": self.predictor, "predictor_options": method.predictor.settings, "precision": self.precision,
-            "side": side,
-        }  # fmt: skip
         served = Served(
-            version=digest(decided_by | extensions.code(decided_by)),
+            version=self._version(method, side),
             method=self.method,
-            predictor=self.predictor,
+            predictor=self._predictor_name,
+            norm=self.norm,
             classes=tuple(recipe_of(self.model)["classes"]),
             side=side,
             views=1 + int(method.predictor.settings.get("views", 0)),
-            abstain=self.abstain,
+            abstain=abstain,
         )
         journal = Journal(self.folder, served.version)
         return Engine(
             method, served, journal, limits=self.limits, metrics=Metrics(), seed=self.seed, seconds=self.seconds
         )
 
+    @property
+    def _predictor_name(self) -> str:
+        return predictors.parse(self.predictor)[0]
+
+    def _threshold(self, method: Method) -> float | None:
+        if method.predictor.estimates_suspicion:
+            threshold = ABSTAIN if self.abstain is None else self.abstain
+            share(abstain=threshold)
+            return threshold
+        if self.abstain is not None:
+            raise InvalidValueError(
+                f"abstain is {self.abstain} and the predictor {self._predictor_name!r} estimates no suspicion; leave "
+                "abstain out, or serve a predictor that does, such as 'safer-g'"
+            )
+        return None
+
+    def _version(self, method: Method, side: int) -> str:
+        predictor = method.predictor
+        decided_by = {
+            "model": digest_file(self.model), "method": self.method, "options": method.settings, "norm": self.norm,
+            "predictor": self._predictor_name, "predictor_options": predictor.settings, "precision": self.precision,
+            "side": side, "versions": {"method": method.version, "predictor": predictor.version, **predictor.versions},
+        }  # fmt: skip
+        return digest(decided_by | extensions.code(decided_by))
+
 
 def check_address(host: str, tokens: Tokens) -> None:
-    """Without tokens only this machine may ask."""
+    """Refuse addresses beyond this machine if there are no tokens."""
     try:
         inside = host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         inside = False
     if not inside and not tokens:
-        raise ValueError(f"host {host} can be reached from outside and no tokens are given; expected --tokens FILE")
+        raise InvalidValueError(
+            f"host {host} can be reached from other machines and no tokens are given; expected --tokens FILE"
+        )
 
 
 def serve(
@@ -96,13 +125,27 @@ def serve(
     tokens: Tokens | None = None,
     ready: Callable[[str], object] = lambda address: None,
 ) -> None:
-    """Answer until SIGTERM or Ctrl-C; then finish the batch in hand. ready: called with the address once it listens."""
+    """Answer requests until SIGTERM or Ctrl-C. `ready` is called with the URL once the service listens."""
+    import uvicorn
+
+    tokens = tokens or Tokens()
+    check_address(host, tokens)
+    engine = service.engine()
+    config = uvicorn.Config(
+        create_app(engine, tokens), host=host, port=port, log_level="warning", server_header=False,
+        timeout_graceful_shutdown=10, timeout_keep_alive=30, limit_concurrency=2048, http="h11",
+        h11_max_incomplete_event_size=2**16,
+    )  # fmt: skip
+    _make_server(config, engine, ready).run()
+
+
+def _make_server(config: uvicorn.Config, engine: Engine, ready: Callable[[str], object]) -> uvicorn.Server:
     import uvicorn
 
     class Server(uvicorn.Server):
         @contextlib.contextmanager
         def capture_signals(self) -> Iterator[None]:
-            """Being told to stop is no failure: unlike uvicorn's own, the signal is not raised again at the end."""
+            """Stop without an error: unlike in uvicorn, the signal is not raised again at the end."""
             before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
             try:
                 yield
@@ -111,20 +154,12 @@ def serve(
                     signal.signal(number, handler)
 
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-            engine.refuse()  # first, so that nobody waits for a batch that will not be taken up
+            engine.refuse()  # first, so that no request waits for a batch that will not be started
             await super().shutdown(sockets)
 
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             await super().startup(sockets)
             if self.started:
-                ready(f"http://{host}:{self.servers[0].sockets[0].getsockname()[1]}")
+                ready(f"http://{config.host}:{self.servers[0].sockets[0].getsockname()[1]}")
 
-    tokens = tokens or Tokens()
-    check_address(host, tokens)
-    engine = service.engine()
-    app = create_app(engine, tokens)
-    config = uvicorn.Config(
-        app, host=host, port=port, log_level="warning", server_header=False, timeout_graceful_shutdown=10,
-        timeout_keep_alive=30, limit_concurrency=2048, http="h11", h11_max_incomplete_event_size=2**16,
-    )  # fmt: skip
-    Server(config).run()
+    return Server(config)

@@ -1,4 +1,4 @@
-"""The embedded data's ImageNet: a small residual network pretrained on letters and digits, shipped with the package.
+"""A small residual network pretrained on letters and digits, shipped with the package: the embedded data's ImageNet.
 
 `safer train backbone` makes it again.
 """
@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from .. import tensorfile
+from .._internal import safetensors_io
 from ..data import Domain
 from ..data.glyphs import CHARACTERS, glyphs
 from ..data.store import digest_arrays
@@ -23,14 +23,12 @@ IMAGES = 9000
 
 
 def make_backbone(path: str | os.PathLike[str], recipe: Recipe = RECIPE, images: int = IMAGES, **options: Any) -> None:
-    """Pretrain on glyphs and write the result in half precision, head included: it says how many classes there were."""
+    """Pretrain on glyphs and write the whole network, head included, in half precision."""
     pictures, labels = glyphs(images, seed=recipe.seed)
     domain = Domain("glyphs", "glyphs", pictures, labels, tuple(CHARACTERS), digest_arrays(pictures, labels))
     full = Path(path).with_suffix(".full.safetensors")
     trained = train([domain], recipe, full, **options)
-    tensors = {
-        name: tensor.half() if tensor.dtype == torch.float32 else tensor
-        for name, tensor in trained.model.state_dict().items()
-    }
-    tensorfile.write(path, tensors, {"architecture": "small", "trained_on": f"{images} glyphs, seed {recipe.seed}"})
+    state = trained.model.state_dict()
+    tensors = {name: tensor.half() if tensor.dtype == torch.float32 else tensor for name, tensor in state.items()}
+    safetensors_io.write(path, tensors, {"architecture": "small", "trained_on": f"{images} glyphs, seed {recipe.seed}"})
     full.unlink()

@@ -1,7 +1,7 @@
-"""The training loop under every source model and surrogate: resumable, deterministic, best on validation kept.
+"""The training loop of source models and surrogates: it can be resumed, and keeps the best model on validation.
 
-What is random about step k follows from (seed, k) alone. So a killed training continues from its last checkpoint to
-the same result, with no generator to restore.
+The randomness of step k follows from (seed, k) alone, so a killed training resumes from its last checkpoint and ends
+with the same result.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import dataclasses
 import json
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,29 +21,37 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .. import optimizers, tensorfile
+from .._internal import checks, optimizers, safetensors_io
+from .._internal.progress import Tick, silent
+from .._internal.seeds import draw_seed, generator
 from ..attacks import pgd
 from ..data import Domain
 from ..data.store import digest_file
+from ..errors import InvalidValueError
 from ..models import Classifier, zoo
-from ..seeds import drawn, generator
 from .augment import augment
 
 FORMAT = "safer-tta.model"
-SIDE = 224  # the paper's
-SAVING = 0.05  # of the time may go into checkpoints: with the optimiser's moments they are four times the model
-Report = Callable[..., None]  # (done, total, loss=..., accuracy=...)
+SIDE = 224  # pixels, as in the paper
+SAVING = 0.05  # the share of time for checkpoints, which are four times the size of the model with Adam's moments
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
     """How a model is trained. The defaults are the paper's.
 
-    architecture, weights: a name of the zoo, and the safetensors file it starts from.
-    steps: batches of `batch` images per domain; lr falls to a tenth at 70 % and again at 90 % of them.
-    weights may be left out for a network from scratch; `source_recipe` asks for them.
-    every: steps between two looks at the validation images.
-    attack: keyword arguments of `pgd`; when given, training sees attacked images (Robust ERM).
+    Attributes:
+        architecture: A name for `models.zoo.create`.
+        weights: The safetensors file that training starts from; None trains from scratch.
+        steps: The number of batches.
+        batch: Images per domain in a batch.
+        lr: The learning rate, which falls to a tenth at 70 % and again at 90 % of the steps.
+        every: How many steps lie between two validations.
+        seed: Decides everything random.
+        attack: Options of `pgd`, if training sees attacked images (Robust ERM).
+
+    Raises:
+        InvalidValueError: If a number is out of range.
     """
 
     architecture: str = "resnet18"
@@ -56,15 +64,12 @@ class Recipe:
     attack: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch", "every"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; expected at least 1")
-        if not self.lr > 0:
-            raise ValueError(f"lr is {self.lr}; expected a positive learning rate")
+        checks.count(steps=self.steps, batch=self.batch, every=self.every)
+        checks.positive(lr=self.lr)
 
 
 def split(labels: NDArray[np.int64], seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """80 % and 20 % of every class."""
+    """Return the indices of 80 % and of 20 % of every class."""
     training, validation = [], []
     for label in np.unique(labels):
         places = np.flatnonzero(labels == label)
@@ -82,39 +87,52 @@ def train(
     *,
     device: str = "cpu",
     compile: bool = False,
-    report: Report = lambda *done, **figures: None,
+    tick: Tick = silent,
 ) -> Classifier:
-    """Train on 80 % of the domains, keep what is best on the other 20 %, write it to `path`; or load it from there.
+    """Train on 80 % of the domains, keep the best model on the other 20 % and write it to a file; or load that file.
 
-    compile: make programs of the training passes; a minute's wait that a long training on a GPU wins back.
+    Args:
+        domains: The domains.
+        recipe: How the model is trained.
+        path: The file.
+        device: Where it is trained.
+        compile: Whether training passes are compiled, which takes a minute and pays for long trainings on a GPU.
+        tick: Called with the steps done, all steps, the loss and the accuracy.
+
+    Raises:
+        InvalidValueError: If the file holds a model of another training.
     """
     path = Path(path)
     if path.exists():
-        _check_same(path, described(domains, recipe))
+        _check_same(path, describe(domains, recipe))
         return load(path).to(device)
     path.parent.mkdir(parents=True, exist_ok=True)
-    return _Training(domains, recipe, path, device, compile).run(report)
+    return _Training(domains, recipe, path, device, compile).run(tick)
 
 
 def load(path: str | os.PathLike[str]) -> Classifier:
-    """A trained model with its normalisation."""
+    """Load a trained model with its normalisation, in eval mode.
+
+    Raises:
+        InvalidValueError: If the file is not a model that this library trained.
+    """
     metadata = _metadata(path)
     name, classes = metadata["architecture"].partition(",")[0], json.loads(metadata["recipe"])["classes"]
     return Classifier(zoo.create(name, num_classes=len(classes), weights=path)).eval()
 
 
 def _metadata(path: str | os.PathLike[str]) -> dict[str, str]:
-    metadata = tensorfile.read_metadata(path)
+    metadata = safetensors_io.read_metadata(path)
     if metadata.get("format") != FORMAT or not {"architecture", "recipe"} <= set(metadata):
-        raise ValueError(
-            f"{path} is not a trained model of this library (format {metadata.get('format')!r}); expected a file that "
-            "`safer train` wrote"
+        raise InvalidValueError(
+            f"{path} is not a trained model of this library (format {metadata.get('format')!r}); expected a file "
+            "written by `safer train`"
         )
     return metadata
 
 
-def described(domains: Sequence[Domain], recipe: Recipe) -> dict[str, Any]:
-    """What defines a training, the same on every machine: weights by their content, not by their path."""
+def describe(domains: Sequence[Domain], recipe: Recipe) -> dict[str, Any]:
+    """Return what defines a training on every machine: weights by their content, not by their path."""
     settings = dataclasses.asdict(recipe)
     settings["weights"] = None if recipe.weights is None else digest_file(recipe.weights)
     classes = list(domains[0].classes) if domains else []
@@ -126,27 +144,28 @@ def _check_same(path: Path, asked: dict[str, Any]) -> None:
     differing = [key for key in asked["recipe"] if found.get("recipe", {}).get(key) != asked["recipe"][key]]
     differing += [key for key in ("domains", "classes") if found.get(key) != asked[key]]
     if differing:
-        raise ValueError(
-            f"{path} holds a model of another training ({', '.join(differing)} differ). Remove it or write elsewhere"
+        raise InvalidValueError(
+            f"{path} holds a model of another training ({', '.join(differing)} differ). Remove it or write to another "
+            "file"
         )
 
 
 def recipe_of(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """What a trained model was made from: recipe, domains, and the accuracy it was kept for."""
+    """Return what a trained model was made from: recipe, domains, classes and its accuracy on validation."""
     found: dict[str, Any] = json.loads(_metadata(path)["recipe"])
     return found
 
 
 def side_for(path: str | os.PathLike[str], given: int | None = None) -> int:
-    """Pixels a side of the images for a trained model: of those it was trained on, unless others are asked for."""
+    """Return the pixels on a side of a trained model's images: `given`, or those that it was trained on."""
     return int(given or recipe_of(path).get("side") or SIDE)
 
 
 def check_classes(path: str | os.PathLike[str], domain: Domain) -> None:
-    """Whether a trained model knows the classes of a domain, in this order."""
+    """Refuse a domain whose classes are not those of a trained model, in this order."""
     known = recipe_of(path)["classes"]
     if list(known) != list(domain.classes):
-        raise ValueError(
+        raise InvalidValueError(
             f"{path} knows the classes {', '.join(known)} and {domain.dataset} has {', '.join(domain.classes)}; "
             "expected a model that was trained on this data"
         )
@@ -154,7 +173,7 @@ def check_classes(path: str | os.PathLike[str], domain: Domain) -> None:
 
 @torch.no_grad()
 def accuracy(model: Classifier, images: Tensor | NDArray[np.uint8], labels: Tensor | NDArray[np.int64]) -> float:
-    """Percent of images (N,3,H,W) of bytes that a model in eval mode gets right."""
+    """Return the percentage of images (N,3,H,W), bytes, that a model in eval mode classifies correctly."""
     right = 0
     for first in range(0, len(labels), 256):
         part = slice(first, first + 256)
@@ -167,36 +186,38 @@ def accuracy(model: Classifier, images: Tensor | NDArray[np.uint8], labels: Tens
 class _Training:
     def __init__(self, domains: Sequence[Domain], recipe: Recipe, path: Path, device: str, compile: bool) -> None:
         if not domains:
-            raise ValueError("no domain to train on; expected at least one")
+            raise InvalidValueError("domains is empty; expected at least one domain to train on")
         self.recipe, self.path, self.device = recipe, path, torch.device(device)
         self.classes, self.side = domains[0].classes, domains[0].images.shape[-1]
+        origins = {domain.origin for domain in domains}
+        self.origin = origins.pop() if len(origins) == 1 else ""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(recipe.seed)  # a fresh head is drawn from torch's own generator
             model = zoo.create(recipe.architecture, num_classes=len(self.classes), weights=recipe.weights)
         cuda = self.device.type == "cuda"
         precision = "bfloat16" if cuda else "float32"
         self.model = Classifier(model, precision=precision).to(self.device)
-        # The same parameters, as programs for the one shape of training; looking at validation images has others.
+        # The same parameters, compiled for the one shape of training; validation has other shapes.
         self.trained = Classifier(self.model.model, precision=precision, compile=compile)
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=recipe.lr, fused=cuda)
         parts = [split(d.labels, recipe.seed) for d in domains]
         self.training = [self._take(d, part[0]) for d, part in zip(domains, parts, strict=True)]
         self.validation = [self._take(d, part[1]) for d, part in zip(domains, parts, strict=True)]
-        self.described = described(domains, recipe)
+        self.definition = describe(domains, recipe)
         self.best: dict[str, Tensor] = {}
         self.accuracy = -1.0
 
-    def run(self, report: Report) -> Classifier:
+    def run(self, tick: Tick) -> Classifier:
         self.save_again = time.monotonic()
         for step in range(self._resume(), self.recipe.steps):
             loss = self._step(step)
             done = step + 1
             if done % self.recipe.every == 0 or done == self.recipe.steps:
                 self._keep_best()
-                self._checkpoint_now_and_then(done)
+                self._maybe_checkpoint(done)
             if done % 10 == 0 or done == self.recipe.steps:
                 looked = {"accuracy": 100 * self.accuracy} if self.best else {}
-                report(done, self.recipe.steps, loss=loss.item(), **looked)
+                tick(done, self.recipe.steps, loss=loss.item(), **looked)
         self.model.model.load_state_dict(self.best)
         self._write()
         self._progress.unlink(missing_ok=True)
@@ -212,10 +233,10 @@ class _Training:
         cuda = self.device.type == "cuda"
         for group in self.optimizer.param_groups:
             group["lr"] = self._learning_rate(step)
-        # Drop-out draws from torch's own generator: it too must follow from the seed and the step.
+        # Drop-out draws from torch's own generator, which must also follow from the seed and the step.
         with torch.random.fork_rng([self.device] if cuda else []):
-            torch.manual_seed(drawn(randomness))
-            if self.recipe.attack is not None:  # by the model as it is: a program would compute weights' gradients too
+            torch.manual_seed(draw_seed(randomness))
+            if self.recipe.attack is not None:  # not compiled: that would compute gradients of the weights too
                 images = pgd(self.model, images, labels, generator=randomness, **self.recipe.attack)
             return self._learn(images, labels)
 
@@ -235,7 +256,7 @@ class _Training:
 
     def _keep_best(self) -> None:
         accuracy = self._validate()
-        if accuracy >= self.accuracy:  # of equals the later: it has seen more
+        if accuracy >= self.accuracy:  # of two equals the later one has seen more images
             self.accuracy = accuracy
             self.best = {n: t.detach().clone() for n, t in self.model.model.state_dict().items()}
 
@@ -250,7 +271,7 @@ class _Training:
     def _progress(self) -> Path:
         return self.path.with_name(self.path.name + ".progress")
 
-    def _checkpoint_now_and_then(self, step: int) -> None:
+    def _maybe_checkpoint(self, step: int) -> None:
         started = time.monotonic()
         if started >= self.save_again:
             self._checkpoint(step)
@@ -260,18 +281,18 @@ class _Training:
         tensors = {f"model.{n}": t for n, t in self.model.model.state_dict().items()}
         tensors |= {f"best.{n}": t for n, t in self.best.items()}
         tensors |= {f"adam.{n}": t for n, t in optimizers.tensors_of(self.optimizer).items()}
-        position = {"step": step, "accuracy": self.accuracy, **self.described}
-        tensorfile.write(self._progress, tensors, {"position": json.dumps(position)})
+        position = {"step": step, "accuracy": self.accuracy, **self.definition}
+        safetensors_io.write(self._progress, tensors, {"position": json.dumps(position)})
 
     def _resume(self) -> int:
-        """The step to go on from: 0, or where the last checkpoint of this very training was written."""
+        """Return the step to resume from: 0, or that of the last checkpoint of this training."""
         if not self._progress.exists():
             return 0
-        tensors, metadata = tensorfile.read(self._progress)
+        tensors, metadata = safetensors_io.read(self._progress)
         position = json.loads(metadata.get("position", "{}"))
-        asked = json.loads(json.dumps(self.described))
+        asked = json.loads(json.dumps(self.definition))
         if {key: position.get(key) for key in asked} != asked:
-            raise ValueError(f"{self._progress} belongs to another training; remove it or choose another name")
+            raise InvalidValueError(f"{self._progress} belongs to another training; remove it or choose another name")
         self.model.model.load_state_dict({n[6:]: t for n, t in tensors.items() if n.startswith("model.")})
         self.best = {n[5:]: t.to(self.device) for n, t in tensors.items() if n.startswith("best.")}
         moments = {n[5:]: t for n, t in tensors.items() if n.startswith("adam.")}
@@ -283,12 +304,15 @@ class _Training:
         metadata = {
             "format": FORMAT,
             "architecture": _architecture(self.recipe, self.model),
-            "recipe": json.dumps({**self.described, "accuracy": self.accuracy, "side": self.side}, sort_keys=True),
+            "recipe": json.dumps({**self.definition, **self._facts()}, sort_keys=True),
         }
         if self.model.mean is not None and self.model.std is not None:
             for name, values in (("mean", self.model.mean), ("std", self.model.std)):
                 metadata[name] = ",".join(str(value) for value in values.flatten().tolist())
-        tensorfile.write(self.path, self.model.model.state_dict(), metadata)
+        safetensors_io.write(self.path, self.model.model.state_dict(), metadata)
+
+    def _facts(self) -> dict[str, Any]:
+        return {"accuracy": self.accuracy, "side": self.side, "origin": self.origin}
 
     def _take(self, domain: Domain, places: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         images = torch.from_numpy(np.ascontiguousarray(domain.images[places]))
@@ -296,7 +320,7 @@ class _Training:
 
 
 def _architecture(recipe: Recipe, model: Classifier) -> str:
-    """The zoo's name, and where the stride stands if not where torchvision has it."""
+    """Return the zoo's name, and where the stride is if torchvision has it elsewhere."""
     first = getattr(model.model, "layer2", [None])[0]
     strided = getattr(getattr(first, "conv3", None), "stride", None) and first.conv1.stride == (2, 2)
     return f"{recipe.architecture}, stride 2 on the first 1x1 convolution" if strided else recipe.architecture

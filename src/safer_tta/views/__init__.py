@@ -1,6 +1,6 @@
-"""Stochastic views of a batch: operators and the pipelines drawn from them."""
+"""Random views of a batch: operators, and the pipelines that are drawn from them."""
 
-from .operators import OPERATORS, Operator, operator
-from .pipeline import PRESETS, Draw, Pipeline, Step
+from .operators import OPERATORS, Operator
+from .pipeline import PRESETS, Draw, Pipeline, Preset, Stage
 
-__all__ = ["OPERATORS", "PRESETS", "Draw", "Operator", "Pipeline", "Step", "operator"]
+__all__ = ["OPERATORS", "PRESETS", "Draw", "Operator", "Pipeline", "Preset", "Stage"]

@@ -1,6 +1,7 @@
-"""Augmentations that training and methods with views of their own share; batched, one draw per image.
+"""Augmentations that training and some methods share; batched, with one draw for every image.
 
-They are not SAFER's operators: bilinear where those take the nearest pixel, reflecting where those fill with black.
+They are not SAFER's operators: they interpolate between pixels and reflect at borders, where those take the nearest
+pixel and fill with black.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ from .operators import OPERATORS, grey
 
 
 def uniform(low: float, high: float, count: int, generator: Generator) -> Tensor:
+    """Draw `count` numbers from `low` to `high`."""
     return torch.rand(count, generator=generator) * (high - low) + low
 
 
 def crop_and_flip(images: Tensor, generator: Generator, *, smallest: float) -> Tensor:
-    """A window of at least `smallest` of the area and of slightly other proportions, resized; half are mirrored."""
+    """Crop at least `smallest` of the area at slightly other proportions, resize, and mirror half of the images."""
     count = len(images)
     area, ratio = uniform(smallest, 1, count, generator), uniform(-0.288, 0.288, count, generator).exp()
     width, height = (area * ratio).sqrt().clamp(max=1), (area / ratio).sqrt().clamp(max=1)
@@ -29,12 +31,12 @@ def crop_and_flip(images: Tensor, generator: Generator, *, smallest: float) -> T
 
 
 def flips(count: int, generator: Generator) -> Tensor:
-    """1 or -1 for every image."""
+    """Draw 1 or -1 for every image."""
     return 1 - 2 * (torch.rand(count, generator=generator) < 0.5).float()
 
 
 def warp(images: Tensor, rows: list[Tensor]) -> Tensor:
-    """Fetch from an affine window: six numbers per image, in half sides from the centre."""
+    """Fetch images from affine windows: six numbers for each image, in half sides from the centre."""
     window = torch.stack(rows, dim=1).view(-1, 2, 3).to(images)
     grid = F.affine_grid(window, list(images.shape), align_corners=False)
     return F.grid_sample(images, grid, mode="bilinear", padding_mode="reflection", align_corners=False)
@@ -43,14 +45,14 @@ def warp(images: Tensor, rows: list[Tensor]) -> Tensor:
 def jitter(
     images: Tensor, generator: Generator, *, brightness: float, contrast: float, saturation: float, hue: float
 ) -> Tensor:
-    """Colour jitter: factors in 1 ± strength, hue in turns."""
+    """Change colours by random factors in 1 ± strength; the hue is in turns of the colour circle."""
     for name, strength in (("brightness", brightness), ("contrast", contrast), ("saturation", saturation)):
         images = OPERATORS[name](images, uniform(1 - strength, 1 + strength, len(images), generator))
     return turn_hue(images, uniform(-hue, hue, len(images), generator))
 
 
 def turn_hue(images: Tensor, turns: Tensor) -> Tensor:
-    """Rotate every colour about the grey axis: linear, so one matrix per image."""
+    """Rotate every colour about the grey axis, by one matrix for each image."""
     angle = (turns * 2 * math.pi).to(images).view(-1, 1, 1)
     third = torch.full((3, 3), 1 / 3, device=images.device, dtype=images.dtype)
     across = torch.tensor([[0.0, -1, 1], [1, 0, -1], [-1, 1, 0]], device=images.device, dtype=images.dtype)
@@ -60,11 +62,12 @@ def turn_hue(images: Tensor, turns: Tensor) -> Tensor:
 
 
 def sometimes_grey(images: Tensor, generator: Generator, *, chance: float) -> Tensor:
+    """Turn images grey with this probability."""
     chosen = (torch.rand(len(images), generator=generator) < chance).to(images.device).view(-1, 1, 1, 1)
     return torch.where(chosen, grey(images), images)
 
 
 def autocontrast(images: Tensor) -> Tensor:
-    """Every channel of every image stretched to the whole range."""
+    """Stretch every channel of every image to the whole range."""
     low, high = images.amin(dim=(2, 3), keepdim=True), images.amax(dim=(2, 3), keepdim=True)
     return torch.where(high > low, (images - low) / (high - low).clamp_min(1e-6), images)

@@ -1,29 +1,48 @@
-"""Who is drawn, in what order: one pipeline of operators per augmented view, its parameters anew for every image."""
+"""Which operators make a view, and in what order: one pipeline for each view, with new parameters for every image."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Generator, Tensor
 
-from ..registry import Registry
-from ..seeds import drawn
+from .._internal.registry import Registry
+from .._internal.seeds import draw_seed
+from ..errors import InvalidValueError
 from .operators import OPERATORS
-from .side_by_side import run_all
+from .threads import run_all
 
-WORTHWHILE = 1_000_000  # values in a batch from which threads pay
-Preset = Callable[[int, Generator], list[str]]
-PRESETS: Registry[Preset] = Registry("preset")
-COUNTS = {"gentle": 4}  # operators in a view, of presets that take another number than the paper's three
+WORTHWHILE = 1_000_000  # the number of values in a batch from which threads pay
 
 
 @dataclass(frozen=True)
-class Step:
-    """One operator with the parameters of every image; `seed` starts the noise of operators that need some."""
+class Preset:
+    """A way to draw the operators of a view.
+
+    Attributes:
+        name: The name it is registered under.
+        function: Returns names of operators, given their number and a generator.
+        operators: How many operators a view has by default.
+        version: Raised when it draws differently; a part of the names of runs.
+    """
+
+    name: str
+    function: Callable[[int, Generator], list[str]]
+    operators: int = 3
+    version: int = 1
+
+
+PRESETS: Registry[Preset] = Registry("preset", Preset)
+register = PRESETS.register
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One operator with its parameter for every image, and the seed of its noise if it is random."""
 
     name: str
     values: Tensor | None
@@ -36,10 +55,21 @@ class Step:
 
 @dataclass(frozen=True)
 class Draw:
-    """All the randomness of one batch: applying a draw twice gives the same views twice."""
+    """All the randomness of one batch: applying a draw twice gives the same views twice.
+
+    Attributes:
+        batch: The number of images.
+        pipelines: The stages of each augmented view.
+        seed: Starts what a method draws besides the views.
+    """
 
     batch: int
-    pipelines: tuple[tuple[Step, ...], ...] = ()
+    pipelines: tuple[tuple[Stage, ...], ...] = ()
+    seed: int = 0
+
+    def generator(self) -> Generator:
+        """Return a generator for what a method draws besides the views."""
+        return torch.Generator().manual_seed(self.seed)
 
     @property
     def names(self) -> tuple[tuple[str, ...], ...]:
@@ -47,17 +77,23 @@ class Draw:
         return tuple(tuple(step.name for step in pipeline) for pipeline in self.pipelines)
 
     def filled(self, views: Tensor) -> Draw:
-        """This draw with its views already made."""
-        return Filled(self.batch, self.pipelines, views)
+        """Return this draw with its views already made."""
+        return Filled(self.batch, self.pipelines, self.seed, views)
 
     def views(self, images: Tensor, out: Tensor | None = None, *, compile: bool = False) -> Tensor:
-        """(V,B,3,H,W), written to `out` if given; view 0 is the images themselves."""
+        """Make the views (V,B,3,H,W) of a batch; view 0 is the images themselves.
+
+        Args:
+            images: (B,3,H,W), floats in [0,1].
+            out: Where to write the views, unless gradients are needed.
+            compile: Whether operators are compiled.
+        """
         if images.requires_grad and torch.is_grad_enabled():  # an attack through the views
-            return torch.stack([images, *(_applied(pipeline, images, None) for pipeline in self.pipelines)])
+            return torch.stack([images, *(_apply(pipeline, images, None) for pipeline in self.pipelines)])
         views = images.new_empty(1 + len(self.pipelines), *images.shape) if out is None else out
         views[0] = images
         jobs = [
-            functools.partial(_applied, pipeline, images, view, compile=compile)
+            functools.partial(_apply, pipeline, images, view, compile=compile)
             for pipeline, view in zip(self.pipelines, views[1:], strict=True)
         ]
         if images.device.type == "cpu" and images.numel() >= WORTHWHILE:
@@ -70,7 +106,7 @@ class Draw:
 
 @dataclass(frozen=True)
 class Filled(Draw):
-    """A draw whose views lie ready."""
+    """A draw whose views are already made."""
 
     ready: Tensor = field(default_factory=lambda: torch.empty(0))
 
@@ -78,10 +114,10 @@ class Filled(Draw):
         return self.ready if out is None else out.copy_(self.ready)
 
 
-def _applied(pipeline: tuple[Step, ...], images: Tensor, out: Tensor | None, *, compile: bool = False) -> Tensor:
-    """Images through a pipeline, the last step straight into its place."""
+def _apply(pipeline: tuple[Stage, ...], images: Tensor, out: Tensor | None, *, compile: bool = False) -> Tensor:
+    """Pass images through a pipeline; the last stage writes to `out`."""
     for number, step in enumerate(pipeline, start=1):
-        # Between compiled steps images keep the precision of their destination.
+        # Between compiled stages, images keep the precision of their destination.
         between = torch.empty_like(out) if compile and out is not None else None
         images = step(images, out if number == len(pipeline) else between, compile=compile)
     return images
@@ -89,79 +125,85 @@ def _applied(pipeline: tuple[Step, ...], images: Tensor, out: Tensor | None, *, 
 
 @dataclass(frozen=True)
 class Pipeline:
-    """How pipelines are drawn: a preset (`released`, `paper` or `gentle`) and the number of operators in each. None: as
-    many as belong to the preset, three but for `gentle`, which takes four."""
+    """How the operators of each view are drawn.
+
+    Attributes:
+        preset: "released", "paper", "gentle", or a preset that was registered.
+        max_operators: How many operators a view has. By default this is up to the preset.
+
+    Raises:
+        UnknownNameError: If there is no such preset.
+        InvalidValueError: If there are not so many operators.
+    """
 
     preset: str = "released"
     max_operators: int | None = None
 
     def __post_init__(self) -> None:
-        if self.preset not in PRESETS:
-            raise ValueError(f"pipeline {self.preset!r} is unknown; expected one of {', '.join(PRESETS)}")
+        PRESETS.find(self.preset)
         if self.max_operators is None:
-            object.__setattr__(self, "max_operators", COUNTS.get(self.preset, 3))  # frozen, but not made yet
-        most = len(drawable())
+            object.__setattr__(self, "max_operators", PRESETS[self.preset].operators)  # frozen, but not made yet
+        most = len(drawable_operators())
         if self.max_operators not in range(1, most + 1):
-            raise ValueError(f"max_operators is {self.max_operators}; expected a number from 1 to {most}")
+            raise InvalidValueError(f"max_operators is {self.max_operators}; expected a whole number from 1 to {most}")
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The preset, and what differs from its defaults."""
+        own = {} if self.max_operators == PRESETS[self.preset].operators else {"max_operators": self.max_operators}
+        return {"preset": self.preset, **own}
 
     def draw(self, views: int, batch: int, generator: Generator) -> Draw:
         """Draw `views` pipelines for a batch."""
         return Draw(batch, tuple(self._draw_one(batch, generator) for _ in range(views)))
 
-    def _draw_one(self, batch: int, generator: Generator) -> tuple[Step, ...]:
-        names = PRESETS[self.preset](cast(int, self.max_operators), generator)
-        return tuple(Step(name, OPERATORS[name].sample(batch, generator), drawn(generator)) for name in names)
+    def _draw_one(self, batch: int, generator: Generator) -> tuple[Stage, ...]:
+        names = PRESETS[self.preset].function(cast(int, self.max_operators), generator)
+        return tuple(Stage(name, OPERATORS[name].sample(batch, generator), draw_seed(generator)) for name in names)
 
 
-def preset(function: Preset) -> Preset:
-    """Register a function of (number of operators, generator) that names the operators of one pipeline."""
-    PRESETS[function.__name__] = function
-    return function
-
-
-@preset
+@register("released")
 def released(count: int, generator: Generator) -> list[str]:
-    """Noise first, then one smoothing operator, then distinct ones from the rest in random order."""
+    """Draw noise first, then one smoothing operator, then others in random order."""
     smoothing = _choose(_smoothing(), 1, generator)
     first = ["gaussian_noise", *smoothing] if count > 1 else smoothing
-    rest = [name for name in drawable() if name not in first]
+    rest = [name for name in drawable_operators() if name not in first]
     return first + _choose(rest, count - len(first), generator)
 
 
-@preset
+@register("paper")
 def paper(count: int, generator: Generator) -> list[str]:
-    """One smoothing operator and distinct others, all in random order; noise is not forced."""
+    """Draw one smoothing operator and others, all in random order; noise is not forced."""
     smoothing = _choose(_smoothing(), 1, generator)
-    chosen = smoothing + _choose([name for name in drawable() if name not in smoothing], count - 1, generator)
+    chosen = smoothing + _choose([name for name in drawable_operators() if name not in smoothing], count - 1, generator)
     return _choose(chosen, count, generator)
 
 
-# The operators whose views were read best (docs/beyond.md has the table); left out are tones that are inverted,
-# solarised, equalised or cut to a few steps, and turned images with black corners.
+# The operators whose views models classify best. The others invert, solarise, equalise or posterise an image, or
+# rotate it and leave black corners.
 HARMLESS = (
     "brightness", "contrast", "saturation", "sharpness", "shear_x", "shear_y", "translate_x", "translate_y",
 )  # fmt: skip
 
 
-@preset
+@register("gentle", operators=4)
 def gentle(count: int, generator: Generator) -> list[str]:
-    """Noise first, then one smoothing operator, harmless ones in random order, and mirrored half of the time; others
-    only when these are used up. Not the paper's."""
+    """Draw noise, one smoothing operator, harmless operators in random order, and a flip. It is not in the paper."""
     smoothing = _choose(_smoothing(), 1, generator)
     first = ["gaussian_noise", *smoothing] if count > 1 else smoothing
     last = ["flip"] if count > 2 else []
-    others = [name for name in drawable() if name not in (*first, *HARMLESS)]
+    others = [name for name in drawable_operators() if name not in (*first, *HARMLESS)]
     rest = _choose([*HARMLESS], len(HARMLESS), generator) + _choose(others, len(others), generator)
     return first + rest[: count - len(first) - len(last)] + last
 
 
-def drawable() -> list[str]:
-    """The operators that presets draw from: the paper's, and those that users register."""
+def drawable_operators() -> list[str]:
+    """Return the operators that presets draw from: the paper's, and those that users register."""
     return [name for name, operator in OPERATORS.items() if operator.drawn]
 
 
 def _smoothing() -> list[str]:
-    return [name for name in drawable() if OPERATORS[name].smoothing]
+    return [name for name in drawable_operators() if OPERATORS[name].smoothing]
 
 
 def _choose(names: list[str], count: int, generator: Generator) -> list[str]:

@@ -1,0 +1,158 @@
+"""Tensors on disk in the safetensors format: eight bytes of length, a JSON header, raw bytes. No pickle.
+
+The core depends only on torch and numpy, so it has an implementation of its own. A file is written under another name,
+flushed to the disk and then renamed, so it is complete or absent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import secrets
+import struct
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ..errors import InvalidTypeError, InvalidValueError, TensorFileError
+from .hashing import hash_bytes
+
+_DTYPES: dict[str, torch.dtype] = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_LARGEST_HEADER = 100_000_000
+CONTENT = "blake2b"  # the key of the hash of all tensors' bytes in the metadata
+
+
+@contextlib.contextmanager
+def atomic_write(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
+    """Open a temporary file beside `path`, which is renamed to `path` if the block succeeds."""
+    path = Path(path)
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"{path.parent} is not a folder; create it before writing {path.name} there")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
+    try:
+        with temporary.open("xb") as file:  # with the user's own permissions; mkstemp would hide it from others
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+
+
+def write(
+    path: str | os.PathLike[str], tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
+) -> None:
+    """Write named tensors and text about them to `path`."""
+    with atomic_write(path) as file:
+        for part in _encode(tensors, metadata):
+            file.write(part)
+
+
+def dumps(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
+    """Return the bytes that `write` would write."""
+    return b"".join(_encode(tensors, metadata))
+
+
+def _encode(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None) -> Iterator[bytes]:
+    parts = [raw_bytes(tensor) for tensor in tensors.values()]
+    header: dict[str, Any] = {"__metadata__": {**(metadata or {}), CONTENT: hash_bytes(parts).hex()}}
+    offset = 0
+    for name, tensor in tensors.items():
+        if tensor.dtype not in _NAMES:
+            raise InvalidTypeError(f"tensor {name!r} is {tensor.dtype}; the format holds {', '.join(map(str, _NAMES))}")
+        size = tensor.numel() * tensor.element_size()
+        header[name] = {
+            "dtype": _NAMES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [offset, offset + size],
+        }
+        offset += size
+    encoded = json.dumps(header, separators=(",", ":")).encode()
+    encoded += b" " * (-len(encoded) % 8)  # the format requires data to start on an eight-byte boundary
+    yield struct.pack("<Q", len(encoded))
+    yield encoded
+    yield from parts
+
+
+def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Read (tensors, metadata) from `path`. Tensors own their memory."""
+    with open(path, "rb") as file:
+        header, metadata, start = _read_header(file, path)
+    return _decode(header, metadata, np.fromfile(path, dtype=np.uint8, offset=start), path)
+
+
+def loads(content: bytes, name: str = "bytes") -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Read (tensors, metadata) from the bytes of `dumps`; errors call them `name`."""
+    header, metadata, start = _read_header(io.BytesIO(content), name)
+    return _decode(header, metadata, np.frombuffer(content, dtype=np.uint8, offset=start), name)
+
+
+def read_metadata(path: str | os.PathLike[str]) -> dict[str, str]:
+    """Read only the text in the header."""
+    with open(path, "rb") as file:
+        return {name: text for name, text in _read_header(file, path)[1].items() if name != CONTENT}
+
+
+def _decode(
+    header: dict[str, Any], metadata: dict[str, str], data: NDArray[np.uint8], path: str | os.PathLike[str]
+) -> tuple[dict[str, Tensor], dict[str, str]]:
+    written = metadata.pop(CONTENT, None)  # files of other libraries have none
+    if written is not None and written != hash_bytes([data.data]).hex():
+        raise TensorFileError(f"{path} is damaged: its content is not what was written. Restore it from a copy")
+    return {name: _tensor(path, name, entry, data) for name, entry in header.items()}, metadata
+
+
+def _read_header(file: IO[bytes], path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, str], int]:
+    size = file.seek(0, os.SEEK_END)
+    file.seek(0)
+    prefix = file.read(8)
+    length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
+    if not 2 <= length <= min(_LARGEST_HEADER, size - 8):
+        raise TensorFileError(f"{path} is not a safetensors file (header of {length} bytes in a file of {size})")
+    encoded = file.read(length)
+    try:
+        header = json.loads(encoded)
+        metadata = {str(key): str(value) for key, value in header.pop("__metadata__", {}).items()}
+    except (ValueError, AttributeError, TypeError) as error:
+        raise TensorFileError(f"{path} is not a safetensors file (its header is not a JSON object)") from error
+    return header, metadata, 8 + length
+
+
+def _tensor(path: str | os.PathLike[str], name: str, entry: Any, data: np.ndarray[Any, Any]) -> Tensor:
+    try:
+        begin, end = entry["data_offsets"]
+        if not 0 <= begin <= end <= len(data):
+            raise InvalidValueError(f"bytes {begin} to {end} of {len(data)}; the file is truncated or damaged")
+        raw = data[begin:end]
+        dtype, shape = _DTYPES[entry["dtype"]], tuple(int(side) for side in entry["shape"])
+        flat = torch.from_numpy(raw.copy()).view(dtype) if len(raw) else torch.empty(0, dtype=dtype)
+        return flat.reshape(shape)
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise TensorFileError(f"{path}: tensor {name!r} does not match its header {entry} ({error})") from error
+
+
+def raw_bytes(tensor: Tensor) -> bytes:
+    """Return the numbers of a tensor as bytes, row by row."""
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""

@@ -1,0 +1,210 @@
+"""One definition of a run: a source model, a stream under attack, and a method on a predictor.
+
+Plans, `safer run` and the demo all make experiments, and an experiment's name follows from what it is. So a run that
+one of them made is found by the others.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from .. import extensions, methods, predictors
+from .._internal.defaults import METHOD, PREDICTOR
+from .._internal.signatures import changed_fields
+from ..api import build
+from ..attacks import ATTACKS
+from ..data import StreamSpec
+from ..data.store import digest
+from ..methods import Method
+from ..models import Classifier, zoo
+from ..training.definitions import kind_of
+
+Definition = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttackOn:
+    """An attack on the images of a stream.
+
+    Attributes:
+        name: A key of `safer_tta.attacks.ATTACKS`.
+        threat: The budget and all other arguments of the attack.
+        surrogates: Definitions of the attacker's own models, one for each domain; none for a live attack.
+    """
+
+    name: str
+    threat: Mapping[str, Any]
+    surrogates: tuple[Definition, ...] = ()
+
+    def describe(self) -> dict[str, Any]:
+        """Return it as plain data."""
+        own = {"surrogates": [dict(surrogate) for surrogate in self.surrogates]} if self.surrogates else {}
+        return {"name": self.name, "threat": dict(self.threat), **own, **extensions.code_of(ATTACKS[self.name].make)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """A run, before it is made.
+
+    Attributes:
+        data: The identity of the dataset.
+        target: The domain of the stream; several are joined by "+".
+        source: The definition of the source model.
+        method: A key of `safer_tta.methods.METHODS`.
+        predictor: A key of `safer_tta.predictors.PREDICTORS`.
+        norm: What replaces the batch-norm layers, if anything.
+        options: The method's own options.
+        predictor_options: The predictor's own options.
+        stream: How images arrive. Its seed decides all draws of the run.
+        attack: What is done to the images; None if nothing is.
+        images: How many images of each domain are drawn by the seed; None for all.
+        precision: In which images pass through the models, "float32" or "bfloat16".
+    """
+
+    data: str
+    target: str
+    source: Definition
+    method: str = METHOD
+    predictor: str = PREDICTOR
+    norm: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    predictor_options: Mapping[str, Any] = field(default_factory=dict)
+    stream: StreamSpec = field(default_factory=StreamSpec)
+    attack: AttackOn | None = None
+    images: int | None = None
+    precision: str = "float32"
+
+    @property
+    def targets(self) -> list[str]:
+        """The domains of the stream."""
+        return self.target.split("+")
+
+    @functools.cached_property
+    def name(self) -> str:
+        """The run's name: it changes with the versions of its parts, and with options that differ from defaults."""
+        return digest(self.describe())
+
+    def describe(self) -> dict[str, Any]:
+        """Return it as plain data, without defaults, so that a new option with a default renames no run."""
+        described: dict[str, Any] = {
+            "data": self.data,
+            "target": self.target,
+            "source": dict(self.source),
+            "method": self.method,
+            "predictor": self.predictor,
+            "stream": {"seed": self.stream.seed, **changed_fields(self.stream)},
+        }
+        optional = {
+            "norm": self.norm,
+            **self._settings(),
+            "attack": None if self.attack is None else self.attack.describe(),
+            "images": self.images,
+            "precision": None if self.precision == "float32" else self.precision,
+        }
+        described |= {key: value for key, value in optional.items() if value}
+        return described | extensions.code(described)
+
+    def copies(self) -> list[dict[str, Any]]:
+        """Return the definition of each domain's attacked copies; none for a live attack."""
+        if self.attack is None:
+            return []
+        shared = {
+            "attack": self.attack.name,
+            "threat": dict(self.attack.threat),
+            "images": self.images,
+            "seed": self.stream.seed,
+            **({} if self.precision == "float32" else {"precision": self.precision}),
+            **extensions.code_of(ATTACKS[self.attack.name].make),
+        }
+        pairs = zip(self.targets, self.attack.surrogates, strict=False)
+        return [{"target": target, "surrogate": dict(surrogate), **shared} for target, surrogate in pairs]
+
+    @property
+    def passes(self) -> float:
+        """How many forward passes an image costs, roughly: for estimates of time."""
+        views = 1 + count_views(self)
+        passes = methods.METHODS[self.method].cost.passes * views
+        if self.attack is not None and ATTACKS[self.attack.name].live:
+            threat = self.attack.threat
+            passes += ATTACKS[self.attack.name].passes * views * threat["steps"] * threat.get("draws", 1)
+        return float(passes)
+
+    @classmethod
+    def from_description(cls, described: Definition) -> Self:
+        """Return the experiment that `describe` was asked of."""
+        known = {f.name for f in dataclasses.fields(cls)}
+        given = {key: value for key, value in described.items() if key in known}
+        attack = given.get("attack")
+        if attack is not None:
+            surrogates = tuple(attack.get("surrogates", ()))
+            given["attack"] = AttackOn(name=attack["name"], threat=attack["threat"], surrogates=surrogates)
+        return cls(**{**given, "stream": StreamSpec(**given["stream"])})
+
+    def build(self, classifier: Classifier) -> Method:
+        """Return the method, ready to adapt this very classifier."""
+        classifier.accelerate(precision=self.precision)
+        predictor = {"name": self.predictor, **self.predictor_options}
+        return build(
+            classifier, self.method, predictor, norm=self.norm, seed=self.stream.seed, options=dict(self.options)
+        )
+
+    def fields(self) -> dict[str, Any]:
+        """Return what a row says of the run, beside its figures."""
+        settings, attack = self._settings(), self.attack
+        return {
+            "target": self.target,
+            "source": kind_of(self.source),
+            "method": self.method,
+            "norm": self.norm,
+            "options": settings["options"],
+            "predictor": self.predictor,
+            "predictor_options": settings["predictor_options"],
+            "attack": None if attack is None else attack.name,
+            "eps": None if attack is None else attack.threat["eps"],
+            "threat": None if attack is None else dict(attack.threat),
+            **dataclasses.asdict(self.stream),
+            "precision": self.precision,
+        }
+
+    def _settings(self) -> dict[str, dict[str, Any]]:
+        """Return the options that differ from defaults, and the versions that have been raised."""
+        parts = (self.method, self.options, self.predictor, self.predictor_options)
+        found = json.loads(_settings(json.dumps(parts)))
+        if self.attack is not None and ATTACKS[self.attack.name].version != 1:
+            found["versions"]["attack"] = ATTACKS[self.attack.name].version
+        return found  # type: ignore[no-any-return]
+
+
+@functools.lru_cache(maxsize=4096)
+def _settings(parts: str) -> str:
+    """Build the method on a small network and ask for its settings."""
+    method, options, predictor, predictor_options = json.loads(parts)
+    asked = predictors.create(predictor, _small_network(), seed=0, **predictor_options)
+    made = methods.create(method, asked, **options)
+    usual = _usual_settings(predictor)
+    versions = {"method": made.version, "predictor": asked.version, **asked.versions}
+    found = {
+        "options": made.settings,
+        "predictor_options": {key: value for key, value in asked.settings.items() if value != usual.get(key)},
+        "versions": {part: version for part, version in versions.items() if version != 1},
+    }
+    return json.dumps(found)
+
+
+def _small_network() -> Classifier:
+    return Classifier(zoo.create("small", num_classes=7))
+
+
+@functools.cache
+def _usual_settings(predictor: str) -> dict[str, Any]:
+    return predictors.create(predictor, _small_network(), seed=0).settings
+
+
+def count_views(experiment: Experiment) -> int:
+    """Return how many augmented views of an image its predictor makes."""
+    return int({**_usual_settings(experiment.predictor), **experiment.predictor_options}.get("views", 0))

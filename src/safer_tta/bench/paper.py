@@ -1,0 +1,106 @@
+"""The paper's figures, as data: what was published for a cell of a plan, if anything was."""
+
+from __future__ import annotations
+
+import csv
+import functools
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+from ..data.domains import KNOWN
+
+FILES = resources.files("safer_tta.bench") / "paper"
+AVERAGE = "average"
+
+
+@dataclass(frozen=True)
+class Published:
+    """note: why a difference to it would mean nothing."""
+
+    mean: float
+    std: float | None = None
+    note: str = ""
+
+
+def published(
+    study: str | None, dataset: str, target: str, label: str, varied: Mapping[str, Any], rate: float
+) -> Published | None:
+    """What the paper reports; target "average" is the mean over the dataset's domains."""
+    if study is None or dataset not in KNOWN:
+        return None
+    if study == "main":
+        return _main(dataset, target, label, rate)
+    if dataset != "pacs":
+        return None  # every other study of the paper is on PACS
+    values = {place.rpartition(".")[2]: value for place, value in varied.items()}
+    if study == "alpha_tau_kappa":
+        return _heatmap(values, rate) if target == "art_painting" else None
+    return _ablation(study, target, label, values, rate)
+
+
+@functools.cache
+def _read(name: str) -> list[dict[str, str]]:
+    with (FILES / f"{name}.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def _main(dataset: str, target: str, label: str, rate: float) -> Published | None:
+    found = [
+        row
+        for row in _read("main_tables")
+        if (row["dataset"].lower(), row["method"], float(row["attack_rate_percent"])) == (dataset, label, rate)
+        and target in (AVERAGE, _domain(dataset, row["target_domain"]))
+    ]
+    if not found:
+        return None
+    if target == AVERAGE:
+        return Published(statistics.mean(float(row["accuracy_mean"]) for row in found))
+    return Published(float(found[0]["accuracy_mean"]), float(found[0]["accuracy_std"]))
+
+
+def _domain(dataset: str, name: str) -> str:
+    """Our name for a domain of the paper's."""
+    plain = name.lower().replace(" ", "_")
+    aliases = {
+        alias.lower(): ours for ours, known in KNOWN[dataset].domains.items() for alias in (ours, *known.spellings)
+    }
+    return aliases[plain]
+
+
+def _ablation(study: str, target: str, label: str, values: Mapping[str, Any], rate: float) -> Published | None:
+    where = "PACS average" if target == AVERAGE else f"PACS {target.replace('_', ' ').title()}"
+    for row in _read("ablations"):
+        same = (row["study"], row["data"], row["method"], float(row["attack_rate_percent"])) == (
+            study, where, label, rate,
+        )  # fmt: skip
+        if same and _same_setting(row, values):
+            std = float(row["accuracy_std"]) if row["accuracy_std"] else None
+            clean = "of the clean stream" if (study, row["value"]) == ("eot", "0") else ""
+            return Published(float(row["accuracy_mean"]), std, clean)
+    return None
+
+
+def _same_setting(row: Mapping[str, str], values: Mapping[str, Any]) -> bool:
+    """Where the paper varies a parameter, ours has that value; settings chosen by `best_of` are not the paper's."""
+    if row["parameter"] == "attack_rate_percent" or not row["value"]:
+        return True
+    return any(_equal(row["value"], value) for value in values.values())
+
+
+def _equal(published: str, ours: Any) -> bool:
+    try:
+        return float(published) == float(ours)
+    except (TypeError, ValueError):
+        return published == str(ours)
+
+
+def _heatmap(values: Mapping[str, Any], rate: float) -> Published | None:
+    for row in _read("alpha_tau_kappa"):
+        if (float(row["attack_rate"]), float(row["tau"]), float(row["kappa"])) == (
+            rate, values.get("tau"), values.get("kappa"),
+        ):  # fmt: skip
+            return Published(float(row["acc_mean"]))
+    return None

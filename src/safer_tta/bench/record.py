@@ -1,0 +1,119 @@
+"""What is kept of every batch of a run: enough to compute its figures, and to resume it after a kill."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._internal import safetensors_io
+from ..errors import StoreError
+from ..methods import Method
+from ..predictors import Prediction, Report
+from .metrics import calibration_error, detection, percent, selective
+
+PER_IMAGE = {"probs", "labels", "attacked", "suspicion"}
+
+
+@dataclass
+class Record:
+    """The answers of a run so far, batch by batch."""
+
+    columns: dict[str, list[Tensor]] = field(default_factory=dict)
+
+    @property
+    def batches(self) -> int:
+        """How many batches it has seen."""
+        return len(self.columns.get("seconds", ()))
+
+    @property
+    def last_accuracy(self) -> float:
+        """The accuracy of the last batch, in percent."""
+        return 100 * float((self.columns["probs"][-1].argmax(1) == self.columns["labels"][-1]).float().mean())
+
+    def add(self, prediction: Prediction, labels: Tensor, attacked: Tensor, seconds: float) -> None:
+        """Add the answer to a batch."""
+        report = prediction.report
+        new = {
+            "probs": prediction.probs.float().cpu(),
+            "labels": labels,
+            "attacked": attacked,
+            "sizes": torch.tensor([len(labels)]),
+            "seconds": torch.tensor([seconds], dtype=torch.float64),
+            "dropped": torch.tensor([-1 if report.dropped is None else int(report.dropped)]),
+            "reliability": _reliability_row(report),
+            "suspicion": _suspicion(report, len(labels)),
+        }
+        for column, values in new.items():
+            self.columns.setdefault(column, []).append(values)
+
+    def save(self, path: Path, method: Method, run: str) -> None:
+        """Write it to a file, with the state of the method."""
+        tensors = {f"column.{column}": torch.cat(values) for column, values in self.columns.items()}
+        tensors |= {f"state.{name}": tensor for name, tensor in method.state_dict().items()}
+        safetensors_io.write(path, tensors, {"run": run, "content": _hash(tensors)})
+
+    @classmethod
+    def load(cls, path: Path, method: Method, run: str) -> Record:
+        """Continue where an earlier process was stopped, with the method in that state; else start afresh."""
+        if not path.exists():
+            return cls()
+        tensors, header = safetensors_io.read(path)
+        if header.get("run") != run or header.get("content") != _hash(tensors):
+            raise StoreError(f"{path} is damaged or belongs to another run. Remove it to start this run afresh")
+        method.load_state_dict({n.removeprefix("state."): t for n, t in tensors.items() if n.startswith("state.")})
+        columns = {n.removeprefix("column."): t for n, t in tensors.items() if n.startswith("column.")}
+        sizes = columns["sizes"].tolist()
+        return cls({name: list(torch.split(t, sizes if name in PER_IMAGE else 1)) for name, t in columns.items()})
+
+    def figures(self, classes: int) -> dict[str, Any]:
+        """Return the figures of the row; accuracies are in percent."""
+        table = {name: torch.cat(values) for name, values in self.columns.items()}
+        probs, labels, attacked = table["probs"], table["labels"], table["attacked"]
+        right = (probs.argmax(dim=1) == labels).double()
+        per_batch = [100 * float(part.mean()) for part in torch.split(right, table["sizes"].tolist())]
+        taken = table["seconds"][1:] if len(table["seconds"]) > 1 else table["seconds"]  # the first batch warms up
+        views = table["reliability"].shape[1]
+        return {
+            "images": len(labels),
+            "batches": len(per_batch),
+            "accuracy": percent(right),
+            "attacked_share": 100 * float(attacked.double().mean()),
+            "accuracy_attacked": percent(right[attacked]),
+            "accuracy_clean": percent(right[~attacked]),
+            "per_class": [percent(right[labels == k]) for k in range(classes)],
+            "nll": float(-probs.double()[torch.arange(len(labels)), labels].clamp_min(1e-12).log().mean()),
+            "ece": calibration_error(probs.double(), right),
+            "batch_accuracy": per_batch,
+            "dropped_share": [float((table["dropped"] == view).double().mean()) for view in range(views)],
+            "reliability": None if views == 1 else table["reliability"].double().mean(dim=0).tolist(),
+            "detection": detection(table["suspicion"], attacked),
+            "selective": selective(table["suspicion"], right),
+            "ms_per_step": 1e3 * float(taken.median()),
+            "images_per_s": float(table["sizes"].double().mean() / taken.median()),
+        }
+
+
+def _hash(tensors: Mapping[str, Tensor]) -> str:
+    state = hashlib.blake2b(digest_size=16)
+    for name in sorted(tensors):
+        state.update(name.encode() + safetensors_io.raw_bytes(tensors[name]))
+    return state.hexdigest()
+
+
+def _reliability_row(report: Report) -> Tensor:
+    """Return (1,V), NaN where a predictor knows no reliability."""
+    if report.reliability is None:
+        return torch.full((1, len(report.weights)), torch.nan)
+    return report.reliability.float().cpu()[None]
+
+
+def _suspicion(report: Report, images: int) -> Tensor:
+    """Return what ranks images by suspicion: a probability, else the first signal, else NaN."""
+    found = next(iter(report.signals.values()), None) if report.suspicion is None else report.suspicion
+    return torch.full([images], torch.nan) if found is None else found.float().cpu()

@@ -1,0 +1,132 @@
+"""Send a folder of images to a stream of a running service: what `safer send FOLDER` does."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..errors import InvalidValueError, ServiceError
+from .client import Client
+
+SUFFIXES = {".png", ".jpg", ".jpeg", ".webp"}
+
+
+def send_folder(
+    client: Client,
+    folder: str | os.PathLike[str],
+    stream: str,
+    *,
+    batch: int = 64,
+    labelled: bool = False,
+    tick: Callable[[int, int], None] = lambda done, total: None,
+) -> dict[str, Any]:
+    """Send all images below a folder, in the order of their names; the stream is created if it does not exist.
+
+    Each batch has a key made of the stream's name and the names and contents of its files. If the command is killed,
+    running it again with the same batch size resumes it: the service answers the batches that it has seen from its
+    journal and does not learn from them twice. It keeps the keys of a stream's last 256 batches; if more than that had
+    been applied, the first ones are learnt from again. For the same reason, sending a folder to the same stream a
+    second time changes nothing.
+
+    Args:
+        client: A connection to the service.
+        folder: Where the images are.
+        stream: The name of the stream.
+        batch: Images per batch.
+        labelled: Whether images lie in folders named by their class; the labels are then posted after each batch. In
+            the order of their names every batch would have a single class, so the images are mixed, always in the same
+            way.
+        tick: Called with (images done, images in all) after each batch.
+
+    Returns:
+        images, batches, answered (how many images were given each class), accuracy (in percent, None if not labelled)
+        and abstained.
+    """
+    if batch < 1:
+        raise InvalidValueError(f"batch is {batch}; expected at least 1 image")
+    root = Path(folder)
+    paths = _find_images(root, mixed=labelled)
+    truth = _read_labels(root, paths, client.model()["classes"]) if labelled else []
+    _ensure_exists(client, stream)
+    answered: Counter[str] = Counter()
+    batches = abstained = correct = 0
+    for first in range(0, len(paths), batch):
+        part = paths[first : first + batch]
+        answer = _send(client, stream, root, part)
+        answered.update(str(name) for name in answer["classes"])
+        abstained += sum(answer["abstain"])
+        if labelled:
+            labels = truth[first : first + batch]
+            client.label(stream, answer["number"], labels)
+            correct += sum(given == true for given, true in zip(answer["labels"], labels, strict=True))
+        batches += 1
+        tick(first + len(part), len(paths))
+    accuracy = 100 * correct / len(paths) if labelled else None
+    return {
+        "images": len(paths), "batches": batches, "answered": dict(answered), "accuracy": accuracy,
+        "abstained": abstained,
+    }  # fmt: skip
+
+
+def _find_images(root: Path, *, mixed: bool) -> list[Path]:
+    """Find image files; hidden files, which a system or an editor creates beside images, are left out."""
+    if not root.is_dir():
+        raise InvalidValueError(f"{root} is not a folder; expected one with images. Check the path")
+    files = (path for path in root.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
+    names = sorted(path.relative_to(root).as_posix() for path in files)
+    names = [name for name in names if not any(part.startswith(".") for part in name.split("/"))]
+    if not names:
+        kinds = ", ".join(sorted(SUFFIXES))
+        raise InvalidValueError(f"{root} contains no images; expected files ending in {kinds}, in it or below it")
+    return [root / name for name in (sorted(names, key=_hash) if mixed else names)]
+
+
+def _hash(text: str) -> bytes:
+    return hashlib.blake2b(os.fsencode(text)).digest()
+
+
+def _read_labels(root: Path, paths: Sequence[Path], classes: Sequence[str | int]) -> list[int]:
+    """Return the place of each image's folder among the model's classes, which may be names or numbers."""
+    numbers = {str(name): number for number, name in enumerate(classes)}
+    absolute = root.resolve()  # an image may lie in the folder itself, which may be given as "."
+    names = [(absolute / path.relative_to(root)).parent.name for path in paths]
+    unknown = sorted(set(names) - set(numbers))
+    if unknown:
+        raise InvalidValueError(
+            f"the folders {_list(unknown)} are not named by a class; expected the model's classes: {_list(numbers)}. "
+            "Rename the folders, or send them without labels"
+        )
+    return [numbers[name] for name in names]
+
+
+def _list(names: Iterable[str], most: int = 10) -> str:
+    listed = list(names)
+    return ", ".join(listed[:most]) + (f" and {len(listed) - most} more" if len(listed) > most else "")
+
+
+def _ensure_exists(client: Client, stream: str) -> None:
+    try:
+        client.stream(stream)
+    except ServiceError as error:
+        if error.status != 404:
+            raise
+        client.create(stream)
+
+
+def _send(client: Client, stream: str, root: Path, paths: Sequence[Path]) -> dict[str, Any]:
+    # Hashes of one length each, so that no two lists of names and contents give the same bytes.
+    key = hashlib.blake2b(_hash(stream), digest_size=16)
+    for path in paths:
+        key.update(_hash(path.relative_to(root).as_posix()))
+        key.update(hashlib.blake2b(path.read_bytes()).digest())
+    try:
+        return client.send(stream, paths, key=key.hexdigest())
+    except ServiceError as error:
+        if error.status not in {413, 415, 422}:
+            raise
+        # The service counts the images of a batch; only the sender knows which file that is.
+        raise ServiceError(error.status, f"{error.message}. Image 0 of this batch is {paths[0]}") from error

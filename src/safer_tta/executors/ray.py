@@ -1,0 +1,79 @@
+"""A Ray cluster (extra `[ray]`). The store must lie where every node can reach it."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from ..bench.tasks import Place, Task, execute
+from ..errors import MissingPackageError
+from ..extensions import explain
+from . import ATTEMPTS, Event, Schedule
+
+
+def carry_out(
+    schedule: Schedule,
+    place: Place,
+    *,
+    workers: int | None = None,
+    threads: int | None = None,
+    address: str | None = None,
+) -> None:
+    """Every task of the schedule. address: of a running cluster; without one, `workers` are started here."""
+    try:
+        import ray
+    except ImportError as error:
+        raise MissingPackageError("this engine needs ray: pip install 'safer-tta[ray]'") from error
+    place = _absolute(place)
+    ours = not ray.is_initialized()
+    if ours:
+        ray.init(address=address, num_cpus=workers if address is None else None, log_to_driver=False)
+    gpus = 1 if place.device.startswith("cuda") else 0
+    # Ray itself starts a task again whose worker has died.
+    remote = ray.remote(max_retries=ATTEMPTS - 1, num_cpus=threads or 1, num_gpus=gpus)(_work)
+    running: dict[Any, Task] = {}
+    try:
+        while True:
+            while (task := schedule.next()) is not None:
+                running[remote.remote(task, place, threads or 1)] = task
+                schedule.report(Event("started", task))
+            if not running:
+                return
+            for done in ray.wait(list(running))[0]:
+                _hear(schedule, running.pop(done), done, ray)
+    finally:
+        for reference in running:
+            ray.cancel(reference, force=True)
+        if ours:
+            ray.shutdown()
+
+
+def _absolute(place: Place) -> Place:
+    """Workers start elsewhere: files by their whole path."""
+    data = place.data if place.data == "synthetic" else str(Path(place.data).resolve())
+    weights = None if place.weights is None else str(Path(place.weights).resolve())
+    return dataclasses.replace(place, store=place.store.resolve(), data=data, weights=weights)
+
+
+def _hear(schedule: Schedule, task: Task, reference: Any, ray: Any) -> None:
+    try:
+        why = ray.get(reference)
+    except ray.exceptions.RayError as error:
+        why = f"its worker died: {error}"
+    if why is None:
+        schedule.finish(task)
+    else:
+        schedule.fail(task, why)
+
+
+def _work(task: Task, place: Place, threads: int) -> str | None:
+    """What went wrong, or None."""
+    import torch
+
+    torch.set_num_threads(threads)
+    try:
+        execute(task, place)
+    except Exception as error:
+        return explain(error)
+    return None

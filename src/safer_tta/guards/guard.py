@@ -1,0 +1,367 @@
+"""A health layer around any method: non-finite numbers never reach the weights, and collapse is found and undone.
+
+guarded = Guard(safer_tta.adapt(model), policy="rollback")
+prediction = guarded(images)        # as the method itself; prediction.report.health has the counters
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import math
+import os
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from .._internal.checks import count, one_of, positive, share
+from .._internal.locking import exclusive
+from ..errors import InvalidTypeError
+from ..methods import Method, Snapshot
+from ..pooling import entropy
+from ..predictors import Prediction
+from .anchor import Anchor
+
+log = logging.getLogger("safer_tta")
+
+POLICIES = ("warn", "freeze", "reset", "rollback")
+COUNTERS = (
+    "batches",
+    "collapses",
+    "rollbacks",
+    "drifted_snapshots",
+    "periodic_resets",
+    "skipped_updates",
+    "non_finite_answers",
+    "non_finite_losses",
+    "non_finite_gradients",
+    "non_finite_weights",
+)
+
+
+@dataclass
+class Memory:
+    """What a guard knows of one stream. A guard that serves several streams in turn has one for each."""
+
+    counters: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(COUNTERS, 0)))
+    anchor: Anchor = field(default_factory=Anchor)
+    behind: float = 0.0  # seconds
+    since_reset: int = 0
+    judged: int = 0  # batches with an answer that can be judged
+    recent: deque[Tensor] = field(default_factory=deque)  # probabilities
+    healthy: list[tuple[int, Snapshot]] = field(default_factory=list)
+    # A state counts as healthy a whole window after it was taken; until then it may belong to an unseen collapse.
+    pending: deque[tuple[int, Snapshot]] = field(default_factory=deque)
+
+    @property
+    def snapshots(self) -> list[Snapshot]:
+        """The states that it keeps, oldest first."""
+        return [snapshot for _, snapshot in (*self.healthy, *self.pending)]
+
+
+class Guard:
+    """Watches a method while it adapts, and undoes what went wrong. It offers everything that the method does.
+
+    Collapse is judged over the last `window` batches, and over at least `least_images` images. A stream has collapsed
+    if the entropy of the mean prediction falls below `least_entropy` of ln K, or if one class takes more than
+    `largest_share` of the answers. A non-finite answer to finite images is a collapse at once.
+
+    Args:
+        method: What `safer_tta.adapt` returned.
+        policy: What to do about a collapse: "warn" only, "freeze" (roll back, then only predict), "reset" (to the very
+            start) or "rollback" (to the last snapshot from before things went wrong).
+        window: How many batches are judged together.
+        least_images: How many images are judged together at least.
+        least_entropy: The smallest healthy entropy, as a share of ln K.
+        largest_share: The largest healthy share of one class.
+        reset_every: Restore weights, optimiser and memories after so many batches. None never does.
+        seconds: Time allowed per batch. While the method is behind, it answers without learning. None sets no limit.
+        snapshots: How many healthy states are kept. Older ones lie further and further apart, so that some remain from
+            before a slow poisoning.
+        snapshot_every: How many batches lie between two snapshots.
+        least_agreement: A rollback skips states that answer less than this share of the stream's first images (up to
+            128) as the method did at its start. Learning from garbage shows there, but so does much honest learning,
+            and then a rollback goes further back than necessary. It costs a forward pass per rollback; 0 keeps no
+            images.
+        clock: Returns the time in seconds.
+
+    Attributes:
+        memory: What it knows of the stream that it watches.
+
+    Raises:
+        InvalidTypeError: If the method is not one of this library's, or an option has the wrong type.
+        InvalidValueError: If an option is out of range.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        *,
+        policy: str = "rollback",
+        window: int = 8,
+        least_images: int = 64,
+        least_entropy: float = 0.3,
+        largest_share: float = 0.9,
+        reset_every: int | None = None,
+        seconds: float | None = None,
+        snapshots: int = 4,
+        snapshot_every: int = 8,
+        least_agreement: float = 0.99,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        if not isinstance(method, Method):
+            raise InvalidTypeError(f"method is {type(method).__name__}; expected what safer_tta.adapt() returns")
+        one_of(POLICIES, policy=policy)
+        count(window=window, least_images=least_images, snapshots=snapshots, snapshot_every=snapshot_every)
+        share(least_entropy=least_entropy, largest_share=largest_share, least_agreement=least_agreement)
+        if reset_every is not None:
+            count(reset_every=reset_every)
+        if seconds is not None:
+            positive(seconds=seconds)
+        self.method, self.policy = method, policy
+        self.window, self.least_images = window, least_images
+        self.least_entropy, self.largest_share = least_entropy, largest_share
+        self.reset_every, self.seconds, self.snapshot_every, self.clock = reset_every, seconds, snapshot_every, clock
+        self.least_agreement, self.snapshots = least_agreement, snapshots
+        self.memory = Memory()
+        method.watched = True
+
+    @property
+    def counters(self) -> Counter[str]:
+        """What has happened so far, by the names in `COUNTERS`."""
+        return self.memory.counters
+
+    # --- as the method ------------------------------------------------------------------------------------------
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "method":  # not built yet
+            raise AttributeError(name)
+        return getattr(self.method, name)
+
+    def exclusively(self) -> contextlib.AbstractContextManager[None]:
+        """Inside, no other thread uses the method."""
+        return self.method.exclusively()
+
+    @property
+    def frozen(self) -> bool:
+        """Whether the method only predicts."""
+        return self.method.frozen
+
+    def freeze(self) -> Self:
+        """Only predict from now on."""
+        self.method.freeze()
+        return self
+
+    def unfreeze(self) -> Self:
+        """Learn again from now on."""
+        self.method.unfreeze()
+        return self
+
+    def to(self, device: torch.device | str) -> Self:
+        """Move the model and the state to a device."""
+        self.method.to(device)
+        return self
+
+    @exclusive
+    def reset(self, *, seed: int | None = None) -> None:
+        """Return to the very start, generator included.
+
+        Args:
+            seed: Seeds the generator, if it is not to return to its own start.
+        """
+        self.method.reset()
+        if seed is not None:
+            self.method.state.generator.manual_seed(seed)
+        self._start_over()
+
+    @exclusive
+    def restore(self) -> None:
+        """Return weights, optimiser and memories to the start; the generator continues."""
+        self.method.restore()
+        self._start_over()
+
+    @exclusive
+    def load(self, path: str | os.PathLike[str]) -> Self:
+        """Continue from a saved state, bit for bit, with the same source model and options."""
+        self.method.load(path)
+        self._start_over()
+        return self
+
+    @exclusive
+    def load_state_dict(self, snapshot: Mapping[str, Tensor]) -> None:
+        """Continue from a state; one that does not fit is refused and changes nothing."""
+        self.method.load_state_dict(snapshot)
+        self._start_over()
+
+    def stream(self, batches: Iterable[Any], *, prefetch: bool = False) -> Iterator[Prediction]:
+        """Adapt over many batches, one after another.
+
+        Args:
+            batches: Batches of images, or of (images, ...) as a DataLoader gives them.
+            prefetch: Accepted as by a method. It changes nothing: a guard checks every answer before the next batch.
+        """
+        for batch in batches:
+            yield self(batch[0] if isinstance(batch, (tuple, list)) else batch)
+
+    @exclusive
+    def __call__(self, images: Tensor, *, learn: bool = True) -> Prediction:
+        """Predict a batch, then learn from it if that is healthy.
+
+        Args:
+            images: (B,3,H,W), floats in [0,1] or uint8.
+            learn: Whether it may learn. False answers as when it is behind its time.
+        """
+        started = self.clock()
+        prediction = self._adapt(images, learn)
+        self.counters["batches"] += 1
+        self.memory.since_reset += 1
+        broken = not bool(torch.isfinite(prediction.probs).all())
+        if broken:
+            self.counters["non_finite_answers"] += 1
+        else:
+            self._note(images, prediction.probs)
+        self._look_after(broken and bool(torch.isfinite(images).all()))
+        if self.seconds is not None:
+            self.memory.behind = max(0.0, self.memory.behind + self.clock() - started - self.seconds)
+        report = dataclasses.replace(prediction.report, health=dict(self.counters))
+        return dataclasses.replace(prediction, report=report)
+
+    # --- a guard's own ------------------------------------------------------------------------------------------
+
+    @exclusive
+    def rollback(self, *, counted: bool = True) -> None:
+        """Return to the last healthy snapshot that still knows the stream's first images. The generator continues.
+
+        Another call returns to the snapshot before it, and in the end to the start.
+
+        Args:
+            counted: Whether this counts among the rollbacks. One that was asked for is not a sign of trouble.
+        """
+        while self.memory.healthy:
+            self.method.state.load(self.memory.healthy.pop()[1], generator=False)
+            if self.least_agreement <= 0 or self.memory.anchor.agreement(self.method) >= self.least_agreement:
+                break
+            self.counters["drifted_snapshots"] += 1
+        else:
+            self.method.restore()
+        self._forget()
+        self.counters["rollbacks"] += counted
+
+    @exclusive
+    def lend(self, memory: Memory, *, frozen: bool = False, state: Mapping[str, Tensor] | None = None) -> None:
+        """Watch another stream from now on.
+
+        Args:
+            memory: What a guard knew of that stream when it last watched it.
+            frozen: Whether that stream is only answered.
+            state: The method's state of that stream; None if the method is in it already.
+        """
+        if state is not None:
+            self.method.load_state_dict(state)
+        self.memory = memory
+        if frozen:
+            self.method.freeze()
+        else:
+            self.method.unfreeze()
+
+    # --- the watch ----------------------------------------------------------------------------------------------
+
+    def _start_over(self) -> None:
+        """Forget the stream so far: what came before a reset or a load says nothing about what comes after."""
+        self.memory = Memory(counters=self.counters)
+
+    def _adapt(self, images: Tensor, learn: bool) -> Prediction:
+        if (self.memory.behind > 0 or not learn) and not self.method.frozen:
+            self.counters["skipped_updates"] += 1
+            return self._predict_only(images)
+        before = self.method.refused.copy()
+        prediction = self.method(images)
+        for kind in ("losses", "gradients"):
+            self.counters[f"non_finite_{kind}"] += self.method.refused[kind] - before[kind]
+        if not self.method.state.finite():
+            log.warning("%s: a step left weights that are not finite; rolled back", self.method.name)
+            self.counters["non_finite_weights"] += 1
+            self.rollback()
+        return prediction
+
+    def _predict_only(self, images: Tensor) -> Prediction:
+        """Answer with fresh views and learn nothing, as a frozen method does."""
+        self.method.freeze()
+        try:
+            return self.method(images)
+        finally:
+            self.method.unfreeze()
+
+    def _note(self, images: Tensor, probs: Tensor) -> None:
+        memory = self.memory
+        memory.judged += 1
+        if self.least_agreement > 0 and memory.judged <= self.window:
+            memory.anchor.offer(images)
+        memory.recent.append(probs.cpu())  # the method may move to another device later
+        while len(memory.recent) > self.window and self._seen() - len(memory.recent[0]) >= self.least_images:
+            memory.recent.popleft()
+
+    def _seen(self) -> int:
+        return sum(len(probs) for probs in self.memory.recent)
+
+    def _look_after(self, broken: bool) -> None:
+        if not self.method.frozen and (broken or self._collapsed()):
+            self.counters["collapses"] += 1
+            self._answer_collapse()
+        elif self.reset_every is not None and self.memory.since_reset % self.reset_every == 0:
+            self.method.restore()
+            self.counters["periodic_resets"] += 1
+            self.memory.healthy.clear()
+            self._forget()
+        else:
+            self._remember()
+
+    def _remember(self) -> None:
+        memory = self.memory
+        while memory.pending and memory.judged - memory.pending[0][0] >= self.window:
+            memory.healthy.append(memory.pending.popleft())
+            self._thin()
+        # A batch that could not be judged does not move the clock: its state was taken already.
+        taken = bool(memory.pending) and memory.pending[-1][0] == memory.judged
+        if memory.judged and memory.judged % self.snapshot_every == 0 and not taken:
+            memory.pending.append((memory.judged, self.method.state_dict()))
+
+    def _thin(self) -> None:
+        """Drop the snapshot whose neighbours lie closest for its age; never the newest."""
+        if len(self.memory.healthy) > self.snapshots:
+            taken = [0, *(when for when, _ in self.memory.healthy)]
+            gaps = [(taken[i + 1] - taken[i - 1]) / (self.memory.judged - taken[i]) for i in range(1, len(taken) - 1)]
+            del self.memory.healthy[gaps.index(min(gaps))]
+
+    def _forget(self) -> None:
+        self.memory.recent.clear()
+        self.memory.pending.clear()
+
+    def _collapsed(self) -> bool:
+        if len(self.memory.recent) < self.window or self._seen() < self.least_images:
+            return False
+        probs = torch.cat(list(self.memory.recent))
+        classes = probs.shape[1]
+        if classes == 1:
+            return False
+        mean = probs.mean(dim=0)
+        spread = float(entropy(mean)) / math.log(classes)
+        largest = float(torch.bincount(probs.argmax(dim=1), minlength=classes).max()) / len(probs)
+        return spread < self.least_entropy or largest > self.largest_share
+
+    def _answer_collapse(self) -> None:
+        log.warning("%s: its answers have collapsed (policy %s)", self.method.name, self.policy)
+        if self.policy == "reset":
+            self.method.reset()
+            self.memory.healthy.clear()
+        elif self.policy in ("rollback", "freeze"):
+            self.rollback()
+        if self.policy == "freeze":
+            self.method.freeze()
+        self._forget()

@@ -1,0 +1,395 @@
+"""The frame of every test-time adaptation method: validate → draw → forward → check → optimise → remember → commit."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import logging
+import os
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Adam, Optimizer
+
+from ..._internal.locking import exclusive
+from ..._internal.optimizers import finite_gradients
+from ..._internal.signatures import check_names
+from ...errors import InvalidValueError, NotFiniteError
+from ...models.classifier import Updates
+from ...predictors import Draw, Prediction, Predictor
+from .cost import Cost
+from .cuda_graphs import Accelerator
+from .options import declared, signature
+from .state import Snapshot, State
+from .step import Step
+from .summary import Evaluation, evaluate, summarise
+
+log = logging.getLogger("safer_tta")
+
+Closure = Callable[[], Tensor | None]
+
+
+class Method:
+    """Adapts the classifier behind a predictor, one batch at a time. Threads may share it: its uses exclude each other.
+
+    A method's file declares its options and fills in what is particular to it:
+
+    - `prepare()` replaces norms and builds memories (`self.state.memory`) and teachers, before the optimiser exists.
+    - `forward()` asks the predictor and returns a `Step`. It writes nothing and may be called twice with one draw.
+    - `optimise()` takes one optimiser step by default; sharpness-aware methods call the closure twice.
+    - `again()` is the loss of a second pass over the same views, if `optimise()` asks for one.
+    - `commit()` runs after a healthy step only: averages, memories, restores. It may `learn()` a second time.
+
+    Args:
+        predictor: What is asked for predictions; its classifier is adapted in place.
+        **options: The method's own, as it declares them.
+
+    Attributes:
+        updates: Which parameters learn: "none", "norm" (scale and shift), "features" (all but the head) or "all".
+        cost: Passes through the model that a step takes.
+        by_predictor: Whether the answer is the predictor's own, without a teacher, prototypes or an average.
+        repeats: Whether every step is the same program: a loss each time, nothing read back from the device, and
+            neither `optimise()` nor `commit()` of its own.
+        version: Raised when its answers change; a part of the names of runs.
+        frozen: Whether it only predicts.
+        watched: Whether a guard looks at every answer.
+    """
+
+    name: ClassVar[str]
+    updates: ClassVar[Updates] = "none"
+    cost: ClassVar[Cost] = Cost(1, 1)
+    by_predictor: ClassVar[bool] = True
+    repeats: ClassVar[bool] = False
+    version: ClassVar[int] = 1
+    lr: float  # an option of every method that learns with the optimiser of `build_optimizer`
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if cls.__init__ is Method.__init__:
+            cls.__signature__ = signature(cls)  # type: ignore[attr-defined]
+
+    def __init__(self, predictor: Predictor, **options: Any) -> None:
+        known = declared(type(self))
+        check_names(options, known, self.name)
+        for name, option in known.items():
+            setattr(self, name, options.get(name, option.default))
+        self.predictor = predictor
+        self.classifier = predictor.classifier
+        self.frozen = False
+        self.watched = False
+        self._refused: Counter[str] = Counter()
+        self._share_nothing()
+        self.classifier.eval().requires_grad_(False)
+        self.state = State(predictor)
+        self.prepare()
+        parameters = self._trainable_parameters()
+        for parameter in parameters:
+            parameter.requires_grad_(True)
+        self.optimizer: Optimizer | None = None
+        if parameters:
+            self.optimizer = self.state.optimizers["optimizer"] = self.build_optimizer(parameters)
+        if self.classifier.device.type == "cuda":
+            self.state.to(self.classifier.device)  # for the fused optimisers of a GPU
+        self.state.start()
+
+    def _share_nothing(self) -> None:
+        """Make what a copy of a method must not share with it."""
+        self._lock = threading.RLock()
+        self.accelerator = Accelerator(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name not in ("_lock", "accelerator")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._share_nothing()
+
+    def __repr__(self) -> str:
+        return summarise(self)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The options that differ from their defaults: `create(name, predictor, **settings)` makes it again."""
+        options = {name: (getattr(self, name), option.default) for name, option in declared(type(self)).items()}
+        return {name: value for name, (value, default) in options.items() if value != default}
+
+    # --- what a method's file may fill in -----------------------------------------------------------------------
+
+    def prepare(self) -> None: ...
+
+    def forward(self, images: Tensor, draw: Draw) -> Step:
+        raise NotImplementedError
+
+    def build_optimizer(self, parameters: list[nn.Parameter]) -> Optimizer:
+        return Adam(parameters, lr=self.lr)
+
+    def optimise(self, closure: Closure) -> None:
+        closure()
+        assert self.optimizer is not None
+        self.optimizer.step()
+
+    def answering(self) -> contextlib.AbstractContextManager[None]:
+        """A context in which `predictor` is the network that answers, for attackers who know the method."""
+        return contextlib.nullcontext()
+
+    def draw(self, images: Tensor) -> Draw:
+        """Draw everything random about a batch; a method with views of its own draws their seed too."""
+        return self.predictor.draw(images)
+
+    def again(self, images: Tensor, draw: Draw, step: Step) -> Tensor | None:
+        return self.forward(images, draw).loss
+
+    def commit(self, images: Tensor, step: Step) -> None: ...
+
+    def backward(self, loss: Tensor) -> None:
+        """Compute gradients of a loss for the optimiser that steps next.
+
+        Raises:
+            NotFiniteError: If a gradient is not finite. All gradients are dropped then, and the frame counts the event.
+        """
+        loss.backward()  # type: ignore[no-untyped-call]
+        if not all(map(finite_gradients, self.state.optimizers.values())):
+            self._drop_gradients()
+            raise NotFiniteError("a gradient is not finite; the step was not taken")
+
+    def learn(self, loss: Callable[[], Tensor | None]) -> None:
+        """Make one more update, from within `commit`. One that cannot be made leaves nothing behind.
+
+        Args:
+            loss: Called once for every gradient that `optimise` asks for.
+        """
+        held = self.state.hold()
+        with torch.enable_grad():
+            value = loss()
+            if value is not None:
+                self._update(value, loss, held)
+
+    # --- what a user calls --------------------------------------------------------------------------------------
+
+    def __call__(self, images: Tensor) -> Prediction:
+        """Predict a batch as it arrives, then learn from it.
+
+        A batch that is refused, or that fails before the optimiser's step, changes nothing.
+
+        Args:
+            images: (B,3,H,W), floats in [0,1] or uint8.
+        """
+        with self._lock, torch.inference_mode(False), torch.enable_grad():
+            if self.accelerator.active:
+                return self.accelerator.adapt(images)
+            self.accelerator.prefetch.undo()
+            with self.undo_on_failure() as held:
+                ready, draw = self.draw_batch(images)
+                if self.frozen:
+                    return self._answer(ready, draw)
+                with self.classifier.tuned():
+                    return self._step(ready, draw, held)
+
+    @exclusive
+    def predict(self, images: Tensor) -> Prediction:
+        """Return the answer that adapting would give, without learning and without moving anything."""
+        held = self.state.hold()
+        try:
+            return self._answer(*self.draw_batch(images))
+        finally:
+            self.state.put_back(held)
+
+    def stream(self, batches: Iterable[Any], *, prefetch: bool = True) -> Iterator[Prediction]:
+        """Adapt over many batches.
+
+        Args:
+            batches: Batches of images, or of (images, ...) as a DataLoader gives them.
+            prefetch: On CUDA, take the next batch before this one's answer is handed out, and make its views meanwhile.
+                Pass False for live sources, where an answer must not wait for the next batch.
+        """
+        images = (batch[0] if isinstance(batch, (tuple, list)) else batch for batch in batches)
+        return self.accelerator.stream(images) if prefetch and self.accelerator.active else map(self, images)
+
+    def evaluate(self, loader: Iterable[tuple[Tensor, Tensor]]) -> Evaluation:
+        """Adapt over batches of (images, labels), and return the accuracy of the answers."""
+        return evaluate(self, loader)
+
+    def freeze(self) -> Self:
+        """Only predict from now on. Views are still drawn afresh."""
+        self.frozen = True
+        return self
+
+    def unfreeze(self) -> Self:
+        """Learn again from now on."""
+        self.frozen = False
+        return self
+
+    @exclusive
+    def reset(self) -> None:
+        """Return to the very start, generator included: the same stream gives the same answers again."""
+        self.state.load(self.state.initial)
+
+    @exclusive
+    def restore(self) -> None:
+        """Return weights, optimiser and memories to the start; the generator continues."""
+        self.state.load(self.state.initial, generator=False)
+
+    @exclusive
+    def state_dict(self) -> Snapshot:
+        """Return a copy of everything that changes while the method adapts, {name: tensor}."""
+        return self.state.snapshot()
+
+    @exclusive
+    def load_state_dict(self, snapshot: Mapping[str, Tensor]) -> None:
+        """Continue from a state; one that does not fit is refused and changes nothing."""
+        self.state.load(snapshot)
+
+    @exclusive
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the adapted state to a safetensors file. The source model is not in it."""
+        self.state.save(path, self.name)
+
+    @exclusive
+    def load(self, path: str | os.PathLike[str]) -> Self:
+        """Continue from a saved state, bit for bit, with the same source model and options."""
+        self.load_state_dict(self.state.read(path, self.name))
+        return self
+
+    @exclusive
+    def to(self, device: torch.device | str) -> Self:
+        """Move the model and the state to a device."""
+        self.classifier.to(device)
+        self.state.to(torch.device(device))
+        return self
+
+    @exclusive
+    def export(self) -> nn.Module:
+        """Return a copy of the adapted model in eval mode. It takes what the original took: normalised images.
+
+        Methods that answer with more than the model (cotta, rotta, t3a) leave the rest behind. After a method that
+        drops running statistics (Tent) the batch norms use each batch's own, in eval mode too; after one that keeps
+        them (BN, PL) they use the running ones.
+        """
+        return copy.deepcopy(self.classifier.model).eval().requires_grad_(True)
+
+    @property
+    def state_bytes(self) -> int:
+        """How much memory the adapted state takes."""
+        return self.state.nbytes
+
+    @property
+    def refused(self) -> Counter[str]:
+        """How many losses and gradients were not learnt from since they were not finite. Waits for the device."""
+        self.accelerator.settle()
+        return self._refused
+
+    @contextlib.contextmanager
+    def exclusively(self) -> Iterator[None]:
+        """Inside, no other thread uses the method, and the caller's inference mode is off: what is made must train."""
+        with self._lock, torch.inference_mode(False):
+            self.accelerator.prefetch.undo()
+            yield
+
+    # --- the frame ----------------------------------------------------------------------------------------------
+
+    def draw_batch(self, images: Any) -> tuple[Tensor, Draw]:
+        """Return images that are ready for the model, and their draw; images that are not a batch are refused."""
+        if isinstance(images, Tensor):
+            # Without the caller's graph: learning from a batch must not reach back into what made it. A tensor made
+            # under inference mode cannot take part in a backward pass; its copy can.
+            images = images.clone() if images.is_inference() else images.detach()
+        draw = self.draw(images)
+        return self.predictor.to_model(images), draw
+
+    @contextlib.contextmanager
+    def undo_on_failure(self) -> Iterator[Snapshot]:
+        """Inside, an error leaves what a forward pass moves as it was; gives what it would put back."""
+        held = self.state.hold()
+        try:
+            yield held
+        except BaseException:
+            self.state.put_back(held)
+            self._drop_gradients()
+            raise
+
+    def count_refused(self, kind: str, count: int = 1) -> None:
+        """Count losses or gradients that were not finite."""
+        self._refused[kind] += count
+
+    def _step(self, images: Tensor, draw: Draw, held: Snapshot) -> Prediction:
+        step = self.forward(images, draw)
+        answer = step.prediction.detach()
+        if step.loss is None:
+            healthy = self._check(answer.probs.sum(), held)
+        else:
+            healthy = self._update(step.loss, lambda: self.again(images, draw, step), held)
+        if healthy:
+            with torch.no_grad():
+                self.predictor.remember(step.seen.memory)  # before a commit that may restore everything, this too
+                try:
+                    self.commit(images, step.detach())
+                except NotFiniteError:  # of a second update: it is left out, and what was learnt before it stays
+                    self.count_refused("gradients")
+        return answer
+
+    def _update(self, loss: Tensor, again: Callable[[], Tensor | None], held: Snapshot) -> bool:
+        """Learn from a loss; return False, with everything as it was held, if something is not finite."""
+        if not self._check(loss.detach(), held):
+            return False
+        try:
+            self.optimise(self._closure(loss, again))
+        except NotFiniteError:
+            self.count_refused("gradients")
+            self.state.put_back(held, generator=False)
+            return False
+        finally:
+            self._drop_gradients()
+        return True
+
+    def _check(self, figure: Tensor, held: Snapshot) -> bool:
+        """Return whether a figure is finite; if not, put back what was held."""
+        finite = bool(torch.isfinite(figure))
+        if not finite:
+            self.count_refused("losses")
+            log.warning("%s: the batch gives %s; it is answered but not learnt from", self.name, figure.item())
+            self.state.put_back(held, generator=False)
+        return finite
+
+    def _drop_gradients(self) -> None:
+        for optimizer in self.state.optimizers.values():
+            optimizer.zero_grad()
+
+    def _answer(self, images: Tensor, draw: Draw) -> Prediction:
+        with torch.no_grad(), self.classifier.untracked():
+            return self.forward(images, draw).prediction.detach()
+
+    def _closure(self, loss: Tensor, again: Callable[[], Tensor | None]) -> Closure:
+        """Gradients of a loss: first of the one already computed, then of a fresh pass."""
+        computed = [loss]
+
+        def closure() -> Tensor | None:
+            self._drop_gradients()
+            if computed:
+                value: Tensor | None = computed.pop()
+            else:
+                with self.classifier.untracked():
+                    value = again()
+            if value is not None:
+                self.backward(value)
+            return value
+
+        return closure
+
+    def _trainable_parameters(self) -> list[nn.Parameter]:
+        parameters = self.classifier.trainable_parameters(self.updates)
+        if any(p.dtype in (torch.float16, torch.bfloat16) for p in parameters):
+            raise InvalidValueError(
+                f"the model is {parameters[0].dtype}, in which the small steps of {self.name} round to nothing; "
+                "expected float32: model.float()"
+            )
+        if self.updates == "norm" and not parameters:
+            raise InvalidValueError(
+                f"{self.name} updates the scale and shift of normalisation layers and the model has none; "
+                "expected BatchNorm, LayerNorm, GroupNorm, InstanceNorm or RMSNorm with affine parameters. "
+                "Use a method that updates other parameters, such as 'pl'"
+            )
+        return parameters

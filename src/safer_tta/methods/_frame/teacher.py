@@ -1,0 +1,26 @@
+"""A slowly following copy of the adapted model."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+
+from ...predictors import Predictor
+from .state import State
+
+
+def make_teacher(predictor: Predictor, state: State) -> Predictor:
+    """Return the predictor with a copy of its classifier, whose tensors are declared as state."""
+    classifier = copy.deepcopy(predictor.classifier).requires_grad_(False)
+    state.models["teacher"] = classifier.model
+    state.constants["teacher"] = classifier  # its mean and std follow to a device too
+    return predictor.fork(classifier, validate=False)  # what it sees was checked when it arrived
+
+
+@torch.no_grad()
+def follow(teacher: Predictor, student: Predictor, keep: float) -> None:
+    """Set teacher = keep · teacher + (1 - keep) · student, for parameters only."""
+    pairs = zip(teacher.classifier.parameters(), student.classifier.parameters(), strict=True)
+    for slow, fast in pairs:
+        slow.lerp_(fast, 1 - keep)

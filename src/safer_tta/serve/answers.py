@@ -1,0 +1,89 @@
+"""The answer to a batch, as the API gives it."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..predictors import Prediction
+from .journal import Json, Stream
+
+BINS = 10  # of the suspicion histogram
+ALARMS = {
+    "rollbacks": "rollback",
+    "collapses": "collapse",
+    "non_finite_weights": "weights not finite",
+    "non_finite_answers": "answer not finite",
+    "non_finite_losses": "loss not finite",
+    "non_finite_gradients": "gradient not finite",
+}
+
+
+@dataclass(frozen=True)
+class Served:
+    """What is served; the version changes with the model and with everything that decides its answers."""
+
+    version: str
+    method: str
+    predictor: str
+    norm: str | None
+    classes: tuple[str, ...]
+    side: int
+    views: int
+    abstain: float | None  # the suspicion above which an image is flagged
+
+
+def describe(
+    served: Served, stream: Stream, prediction: Prediction, before: Counter[str], *, seconds: float, adapted: bool
+) -> Json:
+    """Return the answer to a batch with its report, ready for JSON. before: the guard's counters before the batch."""
+    report, probs, labels = prediction.report, prediction.probs.float().cpu(), prediction.labels.tolist()
+    suspicion = None if prediction.suspicion is None else prediction.suspicion.float().cpu()
+    flagged = ~torch.isfinite(probs).all(dim=1)
+    if suspicion is not None and served.abstain is not None:
+        flagged |= ~(suspicion <= served.abstain)
+    abstain = flagged.tolist()
+    happened = stream.memory.counters - before
+    shares = torch.bincount(torch.tensor(labels), minlength=probs.shape[1]).double() / len(labels)
+    summary = {
+        "stream": stream.name, "number": stream.batches, "time": stream.last, "images": len(labels),
+        "adapted": adapted, "seconds": seconds,
+        "reliability": _to_json(report.reliability),
+        "dropped": None if report.dropped is None or int(report.dropped) < 0 else int(report.dropped),
+        "views": ["original", *(" → ".join(names) for names in report.pipelines)],
+        "suspicion": None if suspicion is None else _summarise(suspicion),
+        "abstained": sum(abstain), "shares": shares.tolist(), "accuracy": None,
+        "alarm": ", ".join(words for name, words in ALARMS.items() if happened[name]),
+        "health": dict(stream.memory.counters),
+    }  # fmt: skip
+    return {
+        "stream": stream.name, "number": stream.batches, "labels": labels,
+        "classes": [served.classes[label] for label in labels], "probabilities": _to_json(probs),
+        "suspicion": _to_json(suspicion), "abstain": abstain,
+        "weights": _to_json(report.weights), "adapted": adapted, "model": served.version,
+        "report": summary,
+    }  # fmt: skip
+
+
+def _to_json(tensor: Tensor | None) -> Any:
+    """Convert a tensor to lists, with null in place of numbers that JSON does not have."""
+    if tensor is None:
+        return None
+    values = tensor.float().cpu().tolist()
+    return values if bool(torch.isfinite(tensor).all()) else _without_nan(values)
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_without_nan(item) for item in value]
+    return value if math.isfinite(value) else None
+
+
+def _summarise(suspicion: Tensor) -> Json:
+    finite = torch.nan_to_num(suspicion, nan=1.0).clamp(0, 1)
+    return {"mean": float(finite.mean()), "histogram": torch.histc(finite, BINS, 0, 1).long().tolist()}

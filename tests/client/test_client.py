@@ -1,0 +1,315 @@
+"""The client against a small server that can be made to fail."""
+
+from __future__ import annotations
+
+import copy
+import email.utils
+import re
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from safer_tta.client import Client, ServiceError
+from safer_tta.errors import InvalidTypeError, InvalidValueError, SaferError
+from tests.client.conftest import CLASSES, TOKEN, Service, parts, pictures, png, random_images, refuse
+from tests.serve.helpers import free_port
+
+
+def test_streams_are_made_listed_changed_and_forgotten(service: Service, client: Client) -> None:
+    assert client.create()["name"] == "made-up"
+    assert [s["name"] for s in client.streams()] == ["gate-7", "made-up"]
+    assert client.stream("gate-7")["batches"] == 0
+    assert client.freeze("gate-7")["frozen"] is True
+    assert client.unfreeze("gate-7")["frozen"] is False
+    assert client.reset("gate-7")["reset"] == 1
+    assert client.rollback("gate-7")["rollback"] == 1
+    client.delete("made-up")
+    assert list(service.streams) == ["gate-7"]
+    assert client.model()["classes"] == CLASSES
+    assert client.audit()[0]["what"] == "create"
+
+
+def test_labels_and_reports(service: Service, client: Client) -> None:
+    for seed in range(3):
+        client.send("gate-7", random_images(seed=seed))
+    assert client.label("gate-7", 1, np.array([0, 2, 1]))["accuracy"] == 50.0
+    assert service.labels == {1: [0, 2, 1]}
+    assert [r["number"] for r in client.reports("gate-7", last=2)] == [1, 2]
+    client.reports("gate-7")
+    assert service.requests[-1].query == {"last": ["100"]}
+
+
+def test_a_service_mounted_below_a_path(service: Service) -> None:
+    with Client(service.url + "/behind/proxy/", TOKEN) as client, pytest.raises(ServiceError):
+        client.model()
+    assert service.requests[-1].path == "/behind/proxy/v1/model"
+
+
+# Images
+
+
+@pytest.mark.parametrize("layout", ["last", "first", "strided"])
+def test_arrays_arrive_as_they_are(service: Service, client: Client, layout: str) -> None:
+    images = random_images()
+    images = {"last": images, "first": images.transpose(0, 3, 1, 2), "strided": images[:, ::2]}[layout]
+    answer = client.send("gate-7", images)
+    assert answer["number"] == 0
+    assert len(answer["labels"]) == 3
+    np.testing.assert_array_equal(pictures(service.requests[-1]), images)
+
+
+def test_files_and_bytes_arrive_as_they_are(service: Service, client: Client, tmp_path: Path) -> None:
+    images = random_images()
+    contents = [png(image) for image in images]
+    named = tmp_path / 'a "quoted" ü.png'
+    named.write_bytes(contents[0])
+    plain = tmp_path / "b.png"
+    plain.write_bytes(contents[1])
+    client.send("gate-7", [named, str(plain), contents[2]])
+    arrived = parts(service.requests[-1])
+    assert [content for _, content in arrived] == contents
+    assert all('form-data; name="images"; filename="' in header for header, _ in arrived)
+    np.testing.assert_array_equal(pictures(service.requests[-1]), images)
+
+
+def test_invalid_images_are_not_sent(service: Service, client: Client) -> None:
+    one = random_images()[0]
+    batches: list[Any] = [random_images().astype(np.float32), one, random_images()[..., :2], random_images()[:0], []]
+    for images in (*batches, np.array([[[[{}]]]], dtype=object)):
+        with pytest.raises(InvalidValueError, match="expected"):
+            client.send("gate-7", images)
+    single: list[Any] = ["cat.png", b"\x89PNG", Path("cat.png"), [one]]
+    for images in single:
+        with pytest.raises(InvalidTypeError, match="expected"):
+            client.send("gate-7", images)
+    assert not service.requests
+
+
+# Retries
+
+
+@pytest.mark.parametrize("fault", ["drop", "lose", *(refuse(s, "not now") for s in (429, 502, 503, 504))])
+@pytest.mark.parametrize("form", ["array", "files"])
+def test_a_batch_is_sent_again_and_applied_once(
+    service: Service, client: Client, waits: list[float], fault: Any, form: str
+) -> None:
+    images = random_images()
+    service.faults = [fault, fault]
+    answer = client.send("gate-7", images if form == "array" else [png(image) for image in images])
+    assert answer["number"] == 0
+    assert service.streams["gate-7"]["batches"] == 1
+    sent = service.asked("POST", "/batches")
+    assert len(sent) == 3
+    assert len({r.key for r in sent}) == 1
+    assert re.fullmatch("[0-9a-f]{32}", sent[0].key)
+    for request in sent:
+        np.testing.assert_array_equal(pictures(request), images)
+    assert 0.125 <= waits[0] <= 0.25
+    assert 0.25 <= waits[1] <= 0.5
+
+
+def test_every_batch_has_a_key_of_its_own_unless_given(service: Service, client: Client) -> None:
+    for key in (None, None, "mine:1", "mine:1"):
+        client.send("gate-7", random_images(), key=key)
+    keys = [r.key for r in service.asked("POST", "/batches")]
+    assert keys[0] != keys[1]
+    assert keys[2:] == ["mine:1", "mine:1"]
+    assert service.streams["gate-7"]["batches"] == 3
+
+
+def test_invalid_keys_and_names_are_not_sent(service: Service, client: Client) -> None:
+    for key in ("", "x" * 129, "two\nlines", "ü", "a blank"):
+        with pytest.raises(InvalidValueError, match="key is"):
+            client.send("gate-7", random_images(), key=key)
+    for name in ("", ".", "..", "a/b", "a/../b", "a?b", "a b", "x" * 65):  # these would lead to another address
+        with pytest.raises(InvalidValueError, match="stream name"):
+            client.delete(name)
+    assert not service.requests
+
+
+@pytest.mark.parametrize(
+    ("value", "least", "most"),
+    [
+        ("3", 3, 3.25),
+        ("0", 0, 0.25),
+        ("86400", 30, 30.25),
+        ("-5", 0, 0.25),
+        ("nan", 0, 0.25),
+        ("soon", 0, 0.25),
+        (email.utils.formatdate(time.time() + 3600, usegmt=True), 30, 30.25),
+        (email.utils.formatdate(time.time() - 3600, usegmt=True), 0, 0.25),
+    ],
+    ids=["3 s", "0 s", "a day", "negative", "nan", "a word", "in an hour", "an hour ago"],  # the same in every process
+)
+def test_retry_after_is_honoured_within_bounds(
+    service: Service, client: Client, waits: list[float], value: str, least: float, most: float
+) -> None:
+    service.faults = [refuse(429, "too much at once", Retry_After=value)]
+    client.send("gate-7", random_images())
+    assert len(waits) == 1
+    assert least <= waits[0] <= most
+
+
+def test_retries_end(service: Service, waits: list[float]) -> None:
+    service.faults = [refuse(429, "the queue is full", Retry_After="1")] * 9
+    with Client(service.url, retries=2) as client, pytest.raises(ServiceError, match="the queue is full") as caught:
+        client.model()
+    assert caught.value.status == 429
+    assert (len(service.requests), len(waits)) == (3, 2)
+
+
+@pytest.mark.parametrize("what", ["create", "delete", "rollback"])
+def test_what_must_not_be_done_twice_is_not_asked_twice(
+    service: Service, client: Client, waits: list[float], what: str
+) -> None:
+    service.faults = ["lose"]
+    with pytest.raises(ServiceError, match="may have done it") as caught:
+        getattr(client, what)("gate-7")
+    assert caught.value.status == 0
+    service.faults = [refuse(504, "the gateway gave up")]
+    with pytest.raises(ServiceError, match="the gateway gave up"):
+        getattr(client, what)("gate-7")
+    assert not waits
+    client.create("gate-7")
+    service.faults = [refuse(503, "not ready")]  # nothing was done, so it may be asked again
+    getattr(client, what)("gate-7")
+    assert len(waits) == 1
+
+
+# Errors
+
+
+def test_errors_are_in_the_servers_words(service: Service, client: Client) -> None:
+    with pytest.raises(ServiceError) as caught:
+        client.stream("nowhere")
+    assert (caught.value.status, caught.value.message) == (404, "there is no stream nowhere")
+    assert str(caught.value).endswith("(HTTP 404)")
+    assert isinstance(caught.value, SaferError)
+    assert len(service.requests) == 1
+    service.faults = [refuse(409, "this key came with other images")]
+    with pytest.raises(ServiceError, match="other images"):
+        client.send("gate-7", random_images())
+
+
+def test_an_error_can_be_copied_as_process_pools_do() -> None:
+    error = copy.copy(ServiceError(429, "later"))
+    assert (error.status, error.message) == (429, "later")
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        (200, {}, b"<html>welcome</html>"),
+        (200, {}, b"[1, 2]"),
+        (200, {}, b"{}"),
+        (401, {}, b"<html>who are you</html>"),
+        (500, {}, b"[]"),
+        (307, {"Location": "http://127.0.0.1:9/elsewhere"}, b""),
+    ],
+)
+def test_something_else_listens_there(service: Service, client: Client, fault: Any) -> None:
+    service.faults = [fault]
+    with pytest.raises(ServiceError, match="not as the API does") as caught:
+        client.streams()
+    assert caught.value.status == fault[0]
+    assert len(service.requests) == 1
+
+
+def test_nobody_listens(waits: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_PROXY", "*")
+    port = free_port()
+    with Client(f"http://127.0.0.1:{port}", TOKEN) as client, pytest.raises(ServiceError) as caught:
+        client.create("gate-7")
+    assert caught.value.status == 0
+    assert f"cannot connect to http://127.0.0.1:{port}" in str(caught.value)
+    assert "safer serve" in str(caught.value)
+    assert len(waits) == 5
+
+
+def test_a_server_that_never_answers(service: Service) -> None:
+    deaf = socket.create_server(("127.0.0.1", 0))
+    client = Client(f"http://127.0.0.1:{deaf.getsockname()[1]}", timeout=0.05, retries=0)
+    with deaf, client, pytest.raises(ServiceError, match=r"ReadTimeout.*raise the timeout of 0\.05 s") as caught:
+        client.send("gate-7", random_images())
+    assert caught.value.status == 0
+
+
+def test_the_token_is_sent_and_never_shown(service: Service) -> None:
+    service.faults = [refuse(401, "wrong token"), "drop"]
+    with Client(service.url, TOKEN + "\n", retries=0) as client:
+        shown = [repr(client), str(client), repr(vars(client))]
+        for _ in range(2):
+            with pytest.raises(ServiceError) as caught:
+                client.model()
+            shown += [repr(caught.value), str(caught.value), repr(caught.value.__cause__)]
+    assert service.requests[0].headers["authorization"] == f"Bearer {TOKEN}"
+    assert not [text for text in shown if TOKEN in text]
+    with Client(service.url) as client:
+        client.model()
+    assert "authorization" not in service.requests[-1].headers
+
+
+def test_invalid_options_are_refused_and_secrets_not_shown() -> None:
+    urls = ["127.0.0.1:8017", "ftp://host", "http://", "http://host:port", "http://u:s3cr@host", "http://h?t=s3cr"]
+    tokens = ["", "two s3crs", "s3cret\r\nX-Evil: 1", "s3crét"]
+    options: list[dict[str, Any]] = [{"url": url} for url in urls] + [{"token": token} for token in tokens]
+    for option in (*options, {"timeout": 0}, {"timeout": float("nan")}, {"retries": -1}):
+        with pytest.raises(InvalidValueError, match=f"{next(iter(option))} is") as caught:
+            Client(**{"url": "http://127.0.0.1:1", **option})
+        assert "s3cr" not in str(caught.value)
+
+
+def test_without_httpx_it_says_what_to_install() -> None:
+    code = "import sys; sys.modules['httpx'] = sys.modules['torch'] = None\n"  # and torch is not needed at all
+    code += "from safer_tta.client import Client\nClient('http://127.0.0.1:1')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stderr.splitlines()[-1].endswith(
+        "MissingPackageError: the client needs httpx: pip install 'safer-tta[serve]'"
+    )
+
+
+# The feed
+
+
+def test_the_feed_is_read_as_the_standard_refuse(service: Service, client: Client) -> None:
+    reports = list(client.follow("gate-7"))
+    assert reports == [{"number": 0, "alarm": ""}, {"number": 1, "views": ["a\u2028b → c"]}]
+    assert service.requests[-1].headers["accept"] == "text/event-stream"
+    assert service.requests[-1].headers["authorization"] == f"Bearer {TOKEN}"
+
+
+def test_the_feed_is_open_before_it_is_read_and_can_be_left(service: Service, client: Client) -> None:
+    service.faults = [refuse(503, "starting")]
+    feed = client.follow("gate-7")
+    assert len(service.asked("GET", "/reports")) == 2
+    assert next(feed)["number"] == 0
+    feed.close()
+    assert client.stream("gate-7")["name"] == "gate-7"
+
+
+def test_a_feed_that_is_none(service: Service, client: Client) -> None:
+    with pytest.raises(ServiceError, match="no stream nowhere") as caught:
+        client.follow("nowhere")
+    assert caught.value.status == 404
+    service.faults = [(200, {}, b"{}")]
+    with pytest.raises(ServiceError, match="not as the API does"):
+        client.follow("gate-7")
+    service.feed = b"event: report\ndata: {broken\n\n"
+    with pytest.raises(ServiceError, match="not as the API does"):
+        list(client.follow("gate-7"))
+
+
+def test_a_feed_that_breaks(service: Service, client: Client) -> None:
+    short = b'event: report\ndata: {"number": 0}\n\n'
+    service.faults = [(200, {"Content-Type": "text/event-stream", "Transfer-Encoding": "chunked"}, b"ffff\r\n" + short)]
+    service.faults[0][1]["Connection"] = "close"
+    feed = client.follow("gate-7")
+    with pytest.raises(ServiceError, match="broke") as caught:
+        list(feed)
+    assert caught.value.status == 0

@@ -1,0 +1,136 @@
+"""`send_folder`: every image of a folder once, also if it is interrupted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from safer_tta.client import Client, ServiceError, send_folder
+from safer_tta.errors import InvalidValueError
+from tests.client.conftest import TOKEN, Service, parts, png, random_images, refuse
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Five images of two classes in three kinds of files, and things that are no images."""
+    root = tmp_path / "photos"
+    names = ["dog/b.png", "dog/a.JPG", "cat/2.webp", "cat/1.png", "cat/more/cat/3.jpeg"]
+    for name, image in zip(names, random_images(5), strict=True):
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(path, "PNG")
+    (root / "notes.txt").write_text("no image")
+    (root / "cat" / "._1.png").write_bytes(b"what a Mac leaves beside an image")
+    return root
+
+
+SORTED = ["cat/1.png", "cat/2.webp", "cat/more/cat/3.jpeg", "dog/a.JPG", "dog/b.png"]
+
+
+def test_a_folder_is_sent_whole_and_in_order(service: Service, client: Client, folder: Path) -> None:
+    ticks: list[tuple[int, int]] = []
+    result = send_folder(client, folder, "new", batch=2, tick=lambda done, total: ticks.append((done, total)))
+    answered = {"cat": 3, "dog": 2}
+    assert result == {"images": 5, "batches": 3, "answered": answered, "accuracy": None, "abstained": 3}
+    assert ticks == [(2, 5), (4, 5), (5, 5)]
+    sent = [content for request in service.asked("POST", "/batches") for _, content in parts(request)]
+    assert sent == [(folder / name).read_bytes() for name in SORTED]
+    assert not service.labels
+    assert len(service.asked("POST", "/streams")) == 1
+    send_folder(client, folder, "gate-7")
+    assert len(service.asked("POST", "/streams")) == 1  # it was there
+
+
+def test_labels_are_the_names_of_folders(service: Service, client: Client, folder: Path) -> None:
+    result = send_folder(client, folder, "gate-7", batch=2, labelled=True)
+    true = {(folder / name).read_bytes(): int(name.startswith("dog")) for name in SORTED}
+    sent = [[true[content] for _, content in parts(request)] for request in service.asked("POST", "/batches")]
+    assert [service.labels[number] for number in range(3)] == sent
+    assert [0, 1] in sent or [1, 0] in sent  # mixed; in the order of names, one class would follow the other
+    answered = [[0, 1], [0, 1], [0]]  # by the server, whatever it is sent
+    right = sum(a == b for one, other in zip(answered, sent, strict=True) for a, b in zip(one, other, strict=True))
+    assert result["accuracy"] == 20.0 * right
+    service.classes = [7, 8]
+    (folder / "dog").rename(folder / "7")
+    (folder / "cat" / "more" / "cat").rename(folder / "8")
+    (folder / "cat").rename(folder.parent / "aside")
+    send_folder(client, folder, "numbers", labelled=True)
+    assert sorted(service.labels[0]) == [0, 0, 1]
+
+
+def test_images_in_the_folder_itself_have_its_name(
+    service: Service, client: Client, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder / "dog")
+    send_folder(client, ".", "gate-7", labelled=True)
+    assert service.labels == {0: [1, 1]}
+
+
+@pytest.mark.parametrize("how", ["killed", "lost"])
+def test_a_folder_sent_again_is_applied_once(service: Service, client: Client, folder: Path, how: str) -> None:
+    def stop(done: int, total: int) -> None:
+        if how == "killed" and done == 4:
+            raise KeyboardInterrupt
+
+    impatient = Client(service.url, TOKEN, retries=0)
+    if how == "lost":  # look for the stream, first batch, and the second's answer is lost
+        service.faults = [None, None, "lose"]
+    with impatient, pytest.raises((KeyboardInterrupt, ServiceError)):
+        send_folder(impatient, folder, "gate-7", batch=2, tick=stop)
+    assert service.streams["gate-7"]["batches"] == 2
+    before = [r.key for r in service.asked("POST", "/batches")]
+    service.requests.clear()
+    assert send_folder(client, folder, "gate-7", batch=2)["batches"] == 3
+    keys = [r.key for r in service.asked("POST", "/batches")]
+    assert service.streams["gate-7"]["batches"] == 3
+    assert keys[:2] == before
+    assert len(set(keys)) == 3
+
+
+def test_keys_follow_the_stream_the_names_and_the_contents(service: Service, client: Client, folder: Path) -> None:
+    def keys(stream: str = "gate-7", at: Path = folder) -> list[str]:
+        service.requests.clear()
+        send_folder(client, at, stream, batch=4)
+        return [r.key for r in service.asked("POST", "/batches")]
+
+    first = keys()
+    assert keys(at=folder.rename(folder.parent / "moved")) == first  # where the folder lies does not matter
+    folder = folder.parent / "moved"
+    assert not set(keys("other", folder)) & set(first)
+    (folder / "dog" / "b.png").write_bytes(png(random_images(1, seed=9)[0]))
+    second = keys(at=folder)
+    assert second[0] == first[0]
+    assert second[1] != first[1]
+    (folder / "dog" / "b.png").rename(folder / "dog" / "c.png")
+    assert keys(at=folder)[1] not in {first[1], second[1]}
+
+
+def test_folders_that_cannot_be_sent(service: Service, client: Client, folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InvalidValueError, match=r"no images.*\.jpeg, \.jpg, \.png, \.webp"):
+        send_folder(client, tmp_path / "empty", "gate-7")
+    with pytest.raises(InvalidValueError, match="not a folder"):
+        send_folder(client, tmp_path / "nowhere", "gate-7")
+    with pytest.raises(InvalidValueError, match="batch is 0"):
+        send_folder(client, folder, "gate-7", batch=0)
+    (folder / "dog").rename(folder / "wolf")
+    with pytest.raises(InvalidValueError, match=r"wolf .*cat, dog, horse"):
+        send_folder(client, folder, "fresh", labelled=True)
+    assert list(service.streams) == ["gate-7"]  # nothing was made or sent
+    assert not service.asked("POST", "/batches")
+
+
+def test_a_refused_batch_is_named(service: Service, client: Client, folder: Path) -> None:
+    service.faults = [None, None, refuse(422, "image 1 cannot be decoded")]
+    with pytest.raises(ServiceError, match=r"image 1 cannot be decoded. Image 0 of this batch is .*3\.jpeg") as caught:
+        send_folder(client, folder, "gate-7", batch=2)
+    assert caught.value.status == 422
+
+
+def test_only_a_missing_stream_is_created(service: Service, client: Client, folder: Path) -> None:
+    service.faults = [refuse(403, "this token may not read")]
+    with pytest.raises(ServiceError, match="may not read"):
+        send_folder(client, folder, "fresh")
+    assert not service.asked("POST", "/streams")

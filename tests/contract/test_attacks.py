@@ -1,0 +1,45 @@
+"""One contract for every registered attack."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+from safer_tta import Plain
+from safer_tta.attacks import ATTACKS
+from tests.conftest import classifier
+from tests.contract.parts import generator
+
+
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+@pytest.mark.parametrize("name", ATTACKS)
+class TestAttack:
+    def attacked(self, name, norm, images, seed=0):
+        model = classifier().eval()
+        labels = model(images)[1].argmax(dim=1)
+        threat = {"eps": 8 / 255 if norm == "linf" else 1.0, "norm": norm, "step": 2 / 255, "steps": 3}
+        before = copy.deepcopy(model.state_dict())
+        attacked = Plain(model) if ATTACKS[name].live else model
+        found = ATTACKS[name].make(attacked, images, labels, threat | ATTACKS[name].options, generator(seed))
+        assert all(torch.equal(t, before[n]) for n, t in model.state_dict().items())
+        assert not model.training
+        return found, model, labels, threat
+
+    def test_keeps_the_budget_on_eight_bits_and_the_model_as_it_was(self, name, norm, images):
+        images = (images * 255).round() / 255
+        found, _, _, threat = self.attacked(name, norm, images)
+        assert found.shape == images.shape
+        assert found.min() >= 0
+        assert found.max() <= 1
+        assert torch.allclose(found * 255, (found * 255).round(), atol=1e-3)
+        moved = (found - images).flatten(1).norm(p=torch.inf if norm == "linf" else 2, dim=1)
+        assert float(moved.max()) <= threat["eps"] + 1e-5
+
+    def test_does_harm_and_the_same_again(self, name, norm, images):
+        found, model, labels, _ = self.attacked(name, norm, images)
+        right = (model(found)[1].argmax(dim=1) == labels).sum()
+        loss = torch.nn.functional.cross_entropy
+        assert right < len(labels) or loss(model(found)[1], labels) > loss(model(images)[1], labels)
+        assert torch.equal(found, self.attacked(name, norm, images)[0])

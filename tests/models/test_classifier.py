@@ -1,0 +1,162 @@
+"""Classifier: which layer is the head, how images are normalised, and what is compiled."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+
+import pytest
+import torch
+from torch import nn
+
+import safer_tta
+from safer_tta import Classifier
+from safer_tta.errors import InvalidValueError, UnknownNameError
+from safer_tta.models import trunk
+from tests.conftest import SmallNet, batches, classifier, small_net
+
+
+class TwoHeads(nn.Module):
+    """Registers its heads in an order that misleads: the last Linear is an auxiliary one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        conv = nn.Conv2d(3, 8, 3, stride=2)
+        self.body = nn.Sequential(conv, nn.BatchNorm2d(8), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        self.head = nn.Linear(8, 4)
+        self.auxiliary = nn.Linear(8, 2)
+
+    def forward(self, x):
+        z = self.body(x)
+        self.auxiliary(z)
+        return self.head(z)
+
+
+class Wrapped(nn.Module):
+    """A small network and what happens to its input and output."""
+
+    def __init__(self, function) -> None:
+        super().__init__()
+        self.net, self.function = small_net(), function
+
+    def forward(self, x):
+        return self.function(self.net, x)
+
+
+class Tokens(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(24, 3)
+
+    def forward(self, x):
+        return self.fc(x[:, 0])
+
+
+def test_features_are_what_enters_the_head(images):
+    model = small_net().eval()
+    wrapped = Classifier(model)
+    features, logits = wrapped(images)
+    assert torch.equal(model.fc(features), logits)
+    assert torch.equal(wrapped.features(images), features)
+    assert wrapped.head is model.fc
+
+
+def test_head_by_name_and_by_get_classifier(images):
+    model = TwoHeads().eval()
+    assert Classifier(model, head="head")(images)[1].shape == (6, 4)
+    model.get_classifier = lambda: model.head
+    assert Classifier(model).head is model.head
+
+
+@pytest.mark.parametrize(
+    ("model", "says"),
+    [
+        (TwoHeads(), "output is not what its head 'auxiliary' returned"),
+        (Wrapped(lambda net, x: net(x).softmax(dim=1)), "softmax"),
+        (Wrapped(lambda net, x: net(x) + net(x.flip(3))), "2 times"),
+        (Tokens(), r"received \(6, 24, 24\)"),
+    ],
+    ids=["auxiliary", "softmax", "twice", "tokens"],
+)
+def test_a_head_that_is_not_the_last_step_is_refused_on_the_first_pass(model, says, images):
+    with pytest.raises(InvalidValueError, match=says):
+        Classifier(model.eval())(images)
+
+
+def test_a_head_name_that_is_not_a_linear_layer():
+    with pytest.raises(UnknownNameError, match="fc"):
+        Classifier(small_net(), head="conv1")
+
+
+def test_an_output_object_with_logits(images):
+    class Output:
+        def __init__(self, logits):
+            self.logits = logits
+
+    model = Wrapped(lambda net, x: Output(net(x))).eval()
+    assert Classifier(model)(images)[1].shape == (6, 5)
+
+
+def test_normalisation_is_declared(images):
+    model = small_net().eval()
+    wrapped = Classifier(model, mean=(0.1, 0.2, 0.3), std=(0.5, 0.6, 0.7))
+    scaled = (images - torch.tensor([0.1, 0.2, 0.3]).view(3, 1, 1)) / torch.tensor([0.5, 0.6, 0.7]).view(3, 1, 1)
+    assert torch.allclose(wrapped(images)[1], model(scaled), atol=1e-6)
+    assert torch.equal(Classifier(model)(images)[1], model(images))
+    assert torch.allclose(Classifier(model, mean=0.5, std=0.5)(images)[1], model((images - 0.5) / 0.5), atol=1e-6)
+
+
+@pytest.mark.parametrize(("mean", "std"), [((0.5,) * 3, None), (None, (0.5,) * 3), ((0.5,) * 3, (0.5, 0.5, 0.0))])
+def test_half_a_normalisation_is_refused(mean, std):
+    with pytest.raises(InvalidValueError, match="std"):
+        Classifier(small_net(), mean=mean, std=std)
+
+
+def test_float64_and_small_batches():
+    adapted = safer_tta.adapt(small_net().double(), predictor="safer", seed=0)
+    assert adapted(batches(1, size=2)[0]).probs.dtype == torch.float64
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")
+def test_a_compiled_model_answers_and_learns_as_it_is():
+    """torch.compile with the whole model as one program; the features are those that enter the head."""
+    predictor = {"name": "safer", "views": 2}
+    whole, compiled = (safer_tta.adapt(small_net(), "tent", predictor, seed=0, compile=c) for c in (False, True))
+    for images in batches(3):
+        a, b = whole(images), compiled(images)
+        torch.testing.assert_close(b.probs, a.probs, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(b.features, a.features, rtol=1e-4, atol=1e-5)
+    assert compiled.classifier._split
+    for name, tensor in whole.state_dict().items():
+        torch.testing.assert_close(compiled.state_dict()[name], tensor, rtol=1e-4, atol=1e-5)
+
+
+def test_a_model_that_does_more_with_its_head_than_call_it_is_run_as_it_is():
+    class Peeks(SmallNet):
+        def forward(self, x):
+            return super().forward(x) if self.fc.out_features else x
+
+    torch.manual_seed(0)
+    net = Peeks().eval()
+    adapted = safer_tta.adapt(net, "none", "plain", compile=True)
+    images = batches(2)
+    torch.testing.assert_close(adapted(images[0]).logits, net(images[0]))
+    torch.testing.assert_close(adapted(images[1]).logits, net(images[1]))
+    assert not adapted.classifier._split
+
+
+def test_a_copy_of_a_compiled_model_answers_with_its_own_weights(monkeypatch):
+    monkeypatch.setattr(trunk, "compile_function", lambda function, **options: function)
+    model = classifier()
+    model.accelerate(compile=True)
+    model.eval()
+    images = batches(1)[0]
+    for _ in range(2):  # the first looks at the head, the second runs without it
+        model(images)
+    twin = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in twin.parameters():
+            parameter.zero_()
+    with torch.no_grad():
+        assert float(twin(images)[0].abs().max()) == 0  # features: a head of zeros would hide whose they are
+        assert float(model(images)[0].abs().max()) > 0

@@ -1,0 +1,80 @@
+"""The service on a real Ray cluster on loopback: streams pinned to shards, answered as by one engine."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+
+from safer_tta.client import Client, ServiceError
+from safer_tta.serve.cluster import deployment, shard_of
+from safer_tta.serve.server import Service
+from safer_tta.serve.tokens import Tokens
+from tests.serve.helpers import SEED, SIDE, Replay, free_port, pictures
+
+pytestmark = pytest.mark.timeout(400)
+
+
+@pytest.fixture(scope="module")
+def url(source_file, tmp_path_factory):
+    ray = pytest.importorskip("ray")
+    serve = pytest.importorskip("ray.serve")
+    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
+    port = free_port()
+    serve.start(http_options={"host": "127.0.0.1", "port": port})
+    service = Service(model=source_file, folder=tmp_path_factory.mktemp("cluster"), side=SIDE, seed=SEED)
+    serve.run(deployment(service, Tokens(), 2), name="safer")
+    yield f"http://127.0.0.1:{port}"
+    serve.shutdown()
+    ray.shutdown()
+
+
+def test_streams_are_answered_as_by_one_engine(url, source_file):
+    batches = pictures(3, 3)
+    names = [f"gate-{number}" for number in range(6)]
+    assert {shard_of("local", name, 2) for name in names} == {0, 1}
+    with Client(url) as asking:
+        for name in names:
+            asking.create(name)
+        given = {name: [asking.send(name, images)["probabilities"] for images in batches] for name in names}
+        assert [stream["name"] for stream in asking.streams()] == names
+        assert [stream["batches"] for stream in asking.streams()] == [3] * 6
+        for name in names[:3]:
+            replay = Replay(source_file, name)
+            assert given[name] == [replay(images) for images in batches]
+        asking.reset(names[0])
+        assert asking.audit()[0]["what"] == "reset"
+        for body in (b"", b"{}", b'{"name": null}'):  # a name that is made up leads to the shard that has it
+            headers = {"Content-Type": "application/json"} if body else {}
+            made = httpx.post(f"{url}/v1/streams", content=body, headers=headers).json()["name"]
+            assert asking.stream(made)["batches"] == 0
+        asking.delete(names[0])
+        with pytest.raises(ServiceError, match="no stream"):
+            asking.stream(names[0])
+        first = asking.send(names[1], batches[0], key="k")
+        assert asking.send(names[1], batches[0], key="k") == first
+
+
+def test_what_is_malformed_stays_so(url):
+    for verb, path, arguments, status in (
+        ("post", "/v1/streams", {"json": {"name": "a/b"}}, 422),
+        ("post", "/v1/streams", {"content": b"{", "headers": {"Content-Type": "application/json"}}, 422),
+        ("post", "/v1/streams", {"json": {"nome": "x"}}, 422),
+        ("get", "/v1/streams/none", {}, 404),
+        ("get", "/v1/streams/none/reports", {}, 404),
+        ("post", "/v1/streams/none/batches", {"content": b"x", "headers": {"Content-Type": "application/x-npy"}}, 404),
+        ("get", "/nowhere", {}, 404),
+    ):
+        answer = httpx.request(verb, url + path, **arguments)
+        assert answer.status_code == status, answer.text
+        assert answer.json()["error"]
+    assert httpx.get(url + "/healthz").json() == {"status": "ok"}
+    assert "default-src 'none'" in httpx.get(url + "/").headers["content-security-policy"]
+
+
+def test_a_stream_stays_where_it_is():
+    """In every process and in every version: these numbers say where states lie on people's disks."""
+    assert [shard_of("anna", f"gate-{n}", 4) for n in range(6)] == [2, 2, 2, 0, 1, 1]
+    assert [shard_of("bert", f"gate-{n}", 4) for n in range(6)] == [1, 2, 2, 1, 0, 3]
+    assert shard_of("local", "gate-0", 1) == 0
+    counts = [sum(shard_of("anna", f"gate-{n}", 4) == shard for n in range(1000)) for shard in range(4)]
+    assert min(counts) > 200
