@@ -8,6 +8,7 @@ python benchmarks/serve.py --out demo/serve.csv
 from __future__ import annotations
 
 import argparse
+import functools
 import statistics
 import subprocess
 import sys
@@ -110,8 +111,8 @@ def throughput(options: argparse.Namespace, url: str) -> list[Row]:
         def talk(name: str, each: int = each, taken: list[float] = taken) -> None:
             with Client(url, retries=100) as client:
                 client.create(name)
-                for number in range(each):
-                    taken.append(milliseconds(lambda n=number: client.send(name, batches[n % len(batches)])))
+                sends = (functools.partial(client.send, name, batches[n % len(batches)]) for n in range(each))
+                taken.extend(map(milliseconds, sends))
 
         begun = time.perf_counter()
         with ThreadPoolExecutor(streams) as threads:

@@ -160,7 +160,7 @@ def photographs(count: int = 6, side: int = 60, kind: str = "*") -> Tensor:
     return torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2).float() / 255
 
 
-# By their defaults these wait for 64 images, or for answers surer or newer than those of `small_net`, or make more views
+# With their defaults these wait for 64 images, need more certain answers than those of `small_net`, or make more views
 # than a test needs. The memories are small enough to overflow before a stream ends, and RDumb starts over within one.
 LEARNING: dict[str, dict[str, float]] = {
     "cotta": {"threshold": 1.1, "versions": 2},

@@ -22,8 +22,8 @@ import torch
 
 from safer_tta import executors as engines
 from safer_tta.bench import drawings, plan, tables
-from safer_tta.bench.publish import publish
 from safer_tta.bench.paper import FILES, published
+from safer_tta.bench.publish import publish
 from safer_tta.bench.results import Results, without
 from safer_tta.bench.sinks import create
 from safer_tta.bench.study import estimate, prepare, states

@@ -18,7 +18,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from safer_tta.data import ArrayStore, DataError, Domain, StoreError, Stream, StreamSpec, excerpt, open_dataset, synthetic
+from safer_tta.data import (
+    ArrayStore,
+    DataError,
+    Domain,
+    StoreError,
+    Stream,
+    StreamSpec,
+    excerpt,
+    open_dataset,
+    synthetic,
+)
 from safer_tta.data.domains import KNOWN, ImageFolder, check
 from safer_tta.data.store import digest
 from tests.conftest import PACS, needs_pacs

@@ -19,7 +19,7 @@ STATES = {"good", "note", "bad"}
 
 def test_every_look_ends_in_a_finding_with_words():
     findings = list(doctor.examine())
-    assert len(findings) == len(doctor.LOOKS) == len({finding.what for finding in findings})
+    assert len(findings) == len(doctor.CHECKS) == len({finding.what for finding in findings})
     for finding in findings:
         assert finding.state in STATES
         assert finding.found

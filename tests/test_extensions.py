@@ -235,7 +235,7 @@ def test_in_python_each_file_is_loaded_once_and_names_what_is_made(half, tmp_pat
         assert extensions.code(named) == {{}}
         extensions.load([{str(half)!r}])
         extensions.load([{str(half)!r}])
-        assert extensions.loaded() == ({str(half.resolve())!r},)
+        assert extensions.loaded_paths() == ({str(half.resolve())!r},)
         (content,) = extensions.code(named)["extensions"]
         assert extensions.code({{"method": "tent"}}) == {{}}
         assert extensions.code_of(methods.METHODS["half"]) == {{"extension": content}}

@@ -9,8 +9,8 @@ import torch
 
 import safer_tta
 from safer_tta import Safer
-from safer_tta.guards.anchor import Anchor
 from safer_tta.gate import SEEN
+from safer_tta.guards.anchor import Anchor
 from safer_tta.methods import METHODS
 from safer_tta.methods._frame.state import learnt
 from safer_tta.pooling import with_original

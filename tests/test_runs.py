@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from safer_tta import adapt
+from safer_tta._internal.seeds import generator
 from safer_tta.attacks import eot_pgd, pgd
 from safer_tta.bench.graph import Size, graph, size_for
 from safer_tta.bench.plan import Cell, Row
@@ -22,7 +23,6 @@ from safer_tta.bench.run import Record
 from safer_tta.bench.tasks import QUICK_COUNT, Place, Task, execute
 from safer_tta.data import Stream, StreamSpec, excerpt
 from safer_tta.predictors import Prediction, Report
-from safer_tta._internal.seeds import generator
 from safer_tta.training import load
 from safer_tta.training.trainer import accuracy, recipe_of
 

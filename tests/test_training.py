@@ -22,7 +22,20 @@ from safer_tta import Classifier
 from safer_tta._internal import safetensors_io as tensorfile
 from safer_tta.bench.run import Run, Setting, calibration_error, perform, rolling
 from safer_tta.data import ArrayStore, StoreError, StreamSpec, excerpt, open_dataset
-from safer_tta.training import THREAT, Recipe, attacked_copies, full_threat, load, robust, source_recipe, surrogate_recipe, train, train_source, train_surrogate, trainer
+from safer_tta.training import (
+    THREAT,
+    Recipe,
+    attacked_copies,
+    full_threat,
+    load,
+    robust,
+    source_recipe,
+    surrogate_recipe,
+    train,
+    train_source,
+    train_surrogate,
+    trainer,
+)
 from safer_tta.training.augment import augment
 from safer_tta.training.backbone import SHIPPED
 from safer_tta.training.trainer import accuracy, recipe_of, split
@@ -161,9 +174,7 @@ def test_of_a_wild_training_the_best_look_is_kept(data, recipe, tmp_path):
     """With steps so large that it gets worse again: what is best so far never falls, and is what is written."""
     looks = []
     wild = dataclasses.replace(recipe, lr=0.3, steps=60, batch=2, every=10)
-    model = train(
-        [data.domain("photo")], wild, tmp_path / "m", tick=lambda *_, accuracy, loss: looks.append(accuracy)
-    )
+    model = train([data.domain("photo")], wild, tmp_path / "m", tick=lambda *_, accuracy, loss: looks.append(accuracy))
     assert looks == sorted(looks)
     photo = data.domain("photo")
     held_out = split(photo.labels, wild.seed)[1]

@@ -10,9 +10,9 @@ import torch
 
 import safer_tta
 from safer_tta.methods import METHODS
+from safer_tta.methods._frame.cuda_graphs import EAGER, Unattended
 from safer_tta.methods._frame.method import Method
 from safer_tta.methods._frame.state import _fuse
-from safer_tta.methods._frame.cuda_graphs import EAGER, Unattended
 from tests.conftest import batches, needs_cuda, same, small_net
 
 REPEATING = sorted(name for name, method in METHODS.items() if method.repeats)

@@ -25,7 +25,7 @@ __version__ = "0.1.0"
 
 logging.getLogger(__name__).addHandler(logging.NullHandler())
 
-__all__ = [
+__all__ = [  # noqa: RUF022 - in groups
     # What users call.
     "Classifier",
     "Guard",

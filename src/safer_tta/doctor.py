@@ -1,6 +1,6 @@
-"""What is here and what is known to go wrong with it: `safer doctor`, or `python -m safer_tta.doctor` without typer.
+"""Check this machine for known problems: `safer doctor`, or `python -m safer_tta.doctor` where typer is missing.
 
-Looks, changes nothing, needs no network.
+It changes nothing and needs no network.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 PYTHON = (3, 11)
-EXTRAS = {  # what each extra brings, by the name it is imported under
+EXTRAS = {  # the modules of each extra
     "models": ["timm"],
     "attacks": ["pyautoattack"],
     "bench": ["duckdb", "matplotlib", "PIL", "pydantic", "rich", "typer"],
@@ -29,17 +29,18 @@ MISSING_OPERATOR = "torchvision::nms does not exist"
 
 @dataclass(frozen=True)
 class Finding:
-    """state: good, note (something you may want to know) or bad (something will fail)."""
+    """The result of one check."""
 
     what: str
-    state: str
+    state: str  # good, note (you may want to know it) or bad (something will fail)
     found: str
     advice: str = ""
 
 
 def examine() -> Iterator[Finding]:
-    for look in LOOKS:
-        yield look()
+    """Yield the result of every check as soon as it is known."""
+    for check in CHECKS:
+        yield check()
 
 
 def _python() -> Finding:
@@ -72,14 +73,14 @@ def _devices() -> Finding:
         return Finding("devices", "good", "cpu, mps")
     advice = ""
     if torch.version.cuda and shutil.which("nvidia-smi"):
-        advice = "A GPU's driver is here and torch does not see it: the driver may be older than torch's CUDA."
-    return Finding("devices", "note" if advice else "good", "cpu alone", advice)
+        advice = "A GPU driver is installed, but torch finds no GPU: the driver may be too old for torch's CUDA."
+    return Finding("devices", "note" if advice else "good", "cpu only", advice)
 
 
 def _torchvision() -> Finding:
-    """timm imports torchvision. Tried in a process of its own: a failed import leaves half a module behind."""
+    """Import torchvision, which timm needs, in another process: a failed import leaves half a module behind."""
     if importlib.util.find_spec("torchvision") is None:
-        return Finding("torchvision", "good", "not installed; nothing here needs it, but timm does")
+        return Finding("torchvision", "good", "not installed; only timm needs it")
     tried = subprocess.run([sys.executable, "-c", "import torchvision"], capture_output=True, text=True, check=False)
     version = importlib.metadata.version("torchvision")
     if tried.returncode == 0:
@@ -93,11 +94,11 @@ def _torchvision_failed(version: str, error: str) -> Finding:
             "torchvision",
             "bad",
             f"{version} does not import: {error}",
-            "It was built for a CUDA torch and this torch is for CPUs, or the versions do not belong together. Install "
-            "both from the same place: both for CPUs, or both for CUDA. Until then timm and whatever imports "
-            "torchvision fail; safer-tta without timm does not.",
+            "It was built for torch with CUDA and this torch is for CPUs, or the versions do not match. Install both "
+            "from the same source: both for CPUs, or both for CUDA. Until then timm and everything else that imports "
+            "torchvision fail. safer-tta works without timm.",
         )
-    return Finding("torchvision", "bad", f"{version} does not import: {error}", "Install it anew, beside this torch.")
+    return Finding("torchvision", "bad", f"{version} does not import: {error}", "Reinstall it together with torch.")
 
 
 def _extras() -> Finding:
@@ -111,18 +112,18 @@ def _extras() -> Finding:
     if not missing:
         return Finding("extras", "good", found)
     found += "; not: " + ", ".join(f"{extra} (no {', '.join(names)})" for extra, names in missing.items())
-    return Finding("extras", "note", found, f"If you want them: pip install 'safer-tta[{','.join(missing)}]'")
+    return Finding("extras", "note", found, f"To install them: pip install 'safer-tta[{','.join(missing)}]'")
 
 
 def _compiler() -> Finding:
     import torch
 
     if torch.cuda.is_available() and importlib.util.find_spec("triton") is None:
-        return Finding("compile=True", "note", "no triton", "On a GPU torch.compile needs triton; all else works.")
+        return Finding("compile=True", "note", "no triton", "On a GPU torch.compile needs triton.")
     if not torch.cuda.is_available() and not (shutil.which("g++") or shutil.which("clang++") or shutil.which("cl")):
-        advice = "On a CPU torch.compile needs a C++ compiler; all else works."
+        advice = "On a CPU torch.compile needs a C++ compiler."
         return Finding("compile=True", "note", "no C++ compiler", advice)
-    return Finding("compile=True", "good", "what torch.compile needs is here")
+    return Finding("compile=True", "good", "torch.compile has what it needs")
 
 
 def _allocator() -> Finding:
@@ -135,18 +136,18 @@ def _cache() -> Finding:
     from .data.domains import default_cache
 
     folder = default_cache()
-    there = next(place for place in (folder, *folder.parents) if place.exists())
-    free = shutil.disk_usage(there).free / 2**30
+    existing = next(place for place in (folder, *folder.parents) if place.exists())
+    free = shutil.disk_usage(existing).free / 2**30
     found = f"{folder}, {free:.0f} GiB free"
-    if not os.access(there, os.W_OK):
-        return Finding("cache", "bad", f"{found}, not writable", "Set SAFER_CACHE to a folder that is.")
+    if not os.access(existing, os.W_OK):
+        return Finding("cache", "bad", f"{found}, not writable", "Set SAFER_CACHE to a writable folder.")
     if free < 4:
-        return Finding("cache", "note", found, "Decoded PACS takes 1.4 GiB, attacked copies as much. See SAFER_CACHE.")
+        return Finding("cache", "note", found, "Decoded PACS and attacked copies take 1.4 GiB each. See SAFER_CACHE.")
     return Finding("cache", "good", found)
 
 
 def _step() -> Finding:
-    """The whole chain once, on a small network: views, pooling, a step of learning."""
+    """Adapt a small network to one batch: views, pooling and a step of learning."""
     import torch
 
     from . import adapt
@@ -157,16 +158,17 @@ def _step() -> Finding:
         prediction = adapted(torch.rand(4, 3, 32, 32))
         adapted.save(os.path.join(folder, "state.safetensors"))
     if not bool(torch.isfinite(prediction.probs).all()):
-        return Finding("a step of adaptation", "bad", "non-finite answers", "Please report this with all of the above.")
-    return Finding("a step of adaptation", "good", "four images, five views each: answered, learnt from, state saved")
+        return Finding("a step of adaptation", "bad", "answers are not finite", "Please report all of the above.")
+    return Finding("a step of adaptation", "good", "answered four images, learnt from them and saved the state")
 
 
-LOOKS: tuple[Callable[[], Finding], ...] = (
+CHECKS: tuple[Callable[[], Finding], ...] = (
     _python, _library, _torch, _devices, _torchvision, _extras, _compiler, _allocator, _cache, _step,
 )  # fmt: skip
 
 
 def describe(finding: Finding) -> str:
+    """Return a finding as it is printed."""
     mark = {"good": "  ", "note": "! ", "bad": "✗ "}[finding.state]
     advice = f"\n{'':24}→ {finding.advice}" if finding.advice else ""
     return f"{mark}{finding.what:22}{finding.found}{advice}"

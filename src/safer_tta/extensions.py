@@ -1,6 +1,6 @@
-"""A user's own files, so that commands know what they register: methods, operators, rules, mixings, attacks.
+"""Load a user's own Python files, which register methods, operators, rules, mixings or attacks for the commands.
 
-What is made with them is named after their content too: an edited file never answers with the rows of the one before.
+The content of a file enters the names of the runs that use it, so an edited file gets no rows of its old version.
 """
 
 from __future__ import annotations
@@ -20,28 +20,30 @@ from .data.store import digest
 from .errors import InvalidValueError, MissingPackageError
 from .views.pipeline import PRESETS, drawable_operators
 
-ROOM = "safer_tta_extensions"
+PACKAGE = "safer_tta_extensions"
 REGISTRIES = (methods.METHODS, predictors.PREDICTORS, mixing.MIXINGS, pooling.RULES, PRESETS, ATTACKS)
 
 
 @dataclass(frozen=True)
 class Extension:
-    content: str  # a hash of it
-    names: frozenset[str]  # of what it registers
-    everywhere: bool  # whether it has an operator that presets draw, which changes every draw of views
+    """A loaded file."""
+
+    content: str  # a hash of the file
+    names: frozenset[str]  # what it registers
+    everywhere: bool  # whether it adds an operator that presets draw, which changes every draw of views
 
 
 _loaded: dict[Path, Extension] = {}
 
 
 def load(files: Iterable[str | Path]) -> None:
-    """Import these files, in this order, each once in a process."""
+    """Import files in this order, each of them once in a process."""
     for file in files:
         path = Path(file).resolve()
         if path not in _loaded:
             if not path.is_file() or path.suffix != ".py":
                 raise InvalidValueError(
-                    f"extension {str(file)!r} is no Python file; expected one that registers something"
+                    f"extension {str(file)!r} is not a Python file; expected one that registers something"
                 )
             before, operators = _names(), drawable_operators()
             content = _import(path)
@@ -53,38 +55,40 @@ def _names() -> set[str]:
 
 
 def _import(path: Path) -> str:
-    """The hash of what was run: read once, and never taken from a cache of compiled files, which goes by time."""
-    name, content = f"{ROOM}.{path.stem}", path.read_bytes()
+    """Run a file and return the hash of exactly what was run: a cache of compiled files may hold an older version."""
+    name, content = f"{PACKAGE}.{path.stem}", path.read_bytes()
     if name in sys.modules:
         raise InvalidValueError(f"two extensions are called {path.stem!r}; rename one of them")
-    sys.modules.setdefault(ROOM, ModuleType(ROOM))
+    sys.modules.setdefault(PACKAGE, ModuleType(PACKAGE))
     module = sys.modules[name] = ModuleType(name)
     module.__file__ = str(path)
     try:
         exec(compile(content, path, "exec"), vars(module))
     except Exception as error:
         del sys.modules[name]
-        raise MissingPackageError(f"extension {told(error, path)}") from error
+        raise MissingPackageError(f"extension {explain(error, path)}") from error
     return digest({"content": content.hex()})
 
 
-def loaded() -> tuple[str, ...]:
-    """Their paths, for other processes to load them too."""
+def loaded_paths() -> tuple[str, ...]:
+    """Return the paths of all loaded files, so that other processes can load them too."""
     return tuple(map(str, _loaded))
 
 
 def code(definition: Mapping[str, Any]) -> dict[str, list[str]]:
-    """What of them belongs into the name of a run, going by the words that define it: the files that registered one of
-    them, and those with an operator in any case."""
+    """Return the hashes of the files that a run uses, for its name.
+
+    A file is used if the definition of the run has a name that it registers. One that adds an operator is always used.
+    """
     words = set(_words(definition))
     used = [e.content for e in _loaded.values() if e.everywhere or e.names & words]
     return {"extensions": used} if used else {}
 
 
 def _words(value: Any) -> Iterator[str]:
-    """Every word in a definition; "tent+medbn" is two."""
+    """Yield every string in a definition."""
     if isinstance(value, str):
-        yield from value.split("+")
+        yield value
     elif isinstance(value, Mapping):
         for inner in value.values():
             yield from _words(inner)
@@ -94,15 +98,15 @@ def _words(value: Any) -> Iterator[str]:
 
 
 def code_of(thing: Any) -> dict[str, str]:
-    """What belongs into the name of what this function or class makes: its file, if that is an extension."""
+    """Return the hash of the file that defines a function or class, if that file is an extension."""
     while isinstance(thing, functools.partial):
         thing = thing.func
-    known = {f"{ROOM}.{path.stem}": extension.content for path, extension in _loaded.items()}
+    known = {f"{PACKAGE}.{path.stem}": extension.content for path, extension in _loaded.items()}
     return {"extension": known[thing.__module__]} if thing.__module__ in known else {}
 
 
-def told(error: Exception, *files: Path) -> str:
-    """An error in a line, with the place in a user's file where it arose."""
+def explain(error: Exception, *files: Path) -> str:
+    """Return an error as one line, with the place in the user's file where it arose."""
     own = {str(path) for path in (*files, *_loaded)}
     places = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in own]
     where = f"{Path(places[-1].filename).name}:{places[-1].lineno}: " if places else ""

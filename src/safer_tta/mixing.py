@@ -5,7 +5,6 @@ A suspicion signal s becomes q in [0,1], and q the weight α of the original vie
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

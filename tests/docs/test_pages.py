@@ -1,7 +1,7 @@
 """Run the snippets and commands of README and docs, page by page, top to bottom, in an empty folder.
 
-`safer` commands are made small (SMALLER); of `safer demo` only the help is shown (tests/test_demo.py runs it), `make` is
-a dry run, of scripts only the existence is checked, and nothing is installed.
+`safer` commands are made small (SMALLER). `safer demo` only shows its help (tests/test_demo.py runs it), `make` is a
+dry run, scripts must only exist, and nothing is installed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the tests of methods against their updates share: a small model in double precision, and one step of learning."""
+"""Shared by the tests of methods against their updates: a small model in double precision, and one step of learning."""
 
 from __future__ import annotations
 

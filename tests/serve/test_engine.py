@@ -75,7 +75,7 @@ def test_images_above_the_threshold_are_flagged(source_file, tmp_path):
 
 def test_where_suspicion_is_not_estimated_only_broken_answers_are_flagged(source_file, tmp_path):
     (images,) = pictures(1, 3)
-    with pytest.raises(InvalidValueError, match="abstain is 0.5.*safer-g"):
+    with pytest.raises(InvalidValueError, match=r"abstain is 0.5.*safer-g"):
         engine(source_file, tmp_path, predictor="safer", abstain=0.5)
     with pytest.raises(InvalidValueError, match="abstain is 2"):
         engine(source_file, tmp_path, abstain=2.0)
@@ -148,8 +148,8 @@ def test_what_prometheus_is_told_has_happened(source_file, tmp_path):
 
 def test_the_version_names_everything_that_decides_an_answer(source_file, tmp_path):
     deciding = [
-        {}, {"options": {"lr": 0.01}}, {"method": "bn"}, {"predictor": "plain"}, {"predictor": {"name": "safer-g", "views": 3}}, {"norm": "medbn"},
-        {"precision": "bfloat16"}, {"side": 32},
+        {}, {"options": {"lr": 0.01}}, {"method": "bn"}, {"predictor": "plain"}, {"norm": "medbn"},
+        {"predictor": {"name": "safer-g", "views": 3}}, {"precision": "bfloat16"}, {"side": 32},
     ]  # fmt: skip
     beside = [
         {"abstain": 0.3},

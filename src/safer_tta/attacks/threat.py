@@ -27,7 +27,7 @@ def full_threat(attack: str = "pgd", **changes: Any) -> dict[str, Any]:
     known = ATTACKS.find(attack)
     steps = [] if known.own_steps else ["step", "steps"]
     check_names(changes, ["eps", "norm", *steps, *known.options], f"attack {attack!r}")
-    budget = {"eps": EPS, "norm": "linf", "step": STEP, "steps": known.steps} | changes
+    budget: dict[str, Any] = {"eps": EPS, "norm": "linf", "step": STEP, "steps": known.steps} | changes
     if budget["norm"] == "l2":
         if "eps" not in changes:
             raise InvalidValueError(

@@ -156,13 +156,13 @@ def _execute(tasks: Any, place: Any, executor: str, options: dict[str, Any], sin
     """Carry tasks out with live progress, and send rows to the sinks; return {label: reason} of what failed."""
     from ..bench.sinks import create
     from ..executors import Event, execute
-    from ..executors.progress_view import Live
+    from ..executors.progress_view import ProgressView
 
     targets = [create(name, place.store) for name in sinks]
-    with Live(tasks, place) as live:
+    with ProgressView(tasks, place) as view:
 
         def report(event: Event) -> None:
-            live(event)
+            view(event)
             if event.what == "finished" and event.task.kind == "run":
                 for send in targets:
                     send(event.task.label, place.results.row(event.task.name))

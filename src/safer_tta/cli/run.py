@@ -157,7 +157,9 @@ def _attacked(
     check_classes(surrogate, domain)
     model = load(surrogate).to(device)
     model.accelerate(precision=precision)
-    options = {"source": digest_file(surrogate), "attack": attack, "threat": threat, "seed": seed}
+    options: dict[str, Any] = {
+        "source": digest_file(surrogate), "attack": attack, "threat": threat, "seed": seed,
+    }  # fmt: skip
     with progress("attacked images") as tick:
         return model, attacked_copies(domain, model, ArrayStore(store / "attacked"), **options, tick=tick)
 

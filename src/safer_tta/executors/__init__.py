@@ -1,4 +1,4 @@
-"""Where tasks are carried out: processes of this machine, or a Ray cluster. Same tasks, same rows."""
+"""Executors carry out the tasks of a plan: in processes of this machine, or on a Ray cluster, with the same rows."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..bench.tasks import Place, Task, left
-from ..errors import InvalidValueError
+from ..errors import UnknownNameError
 
-ATTEMPTS = 3  # a worker may die of something that is not the task's fault
+ATTEMPTS = 3  # since a worker may die through no fault of the task
 
 
 @dataclass(frozen=True)
 class Event:
-    """What happened to a task: started, moved (done of total), finished, failed (why), retried (why)."""
+    """Something that happened to a task."""
 
-    what: str
+    what: str  # started, moved (done of total), finished, failed (why) or retried (why)
     task: Task
     done: int = 0
     total: int = 0
@@ -27,7 +27,7 @@ Report = Callable[[Event], None]
 
 
 class Schedule:
-    """Which tasks may start: those whose needs are done. A task whose needs failed fails with them."""
+    """Tells which tasks may start: those whose needs are done. A task fails if one of its needs failed."""
 
     def __init__(self, tasks: Sequence[Task], place: Place, report: Report) -> None:
         self.report, self.failed = report, dict[str, str]()
@@ -36,7 +36,7 @@ class Schedule:
         self.left = {task.name for task in self.waiting}
 
     def next(self) -> Task | None:
-        """A task that may start now."""
+        """Return a task that may start now, if there is one."""
         for task in list(self.waiting):
             broken = [need for need in task.needs if need in self.failed]
             if broken:
@@ -57,14 +57,14 @@ class Schedule:
         self.report(Event("failed", task, why=why))
 
 
-def execute(engine: str, tasks: Sequence[Task], place: Place, report: Report, **options: Any) -> dict[str, str]:
-    """Carry tasks out on an engine, "local" or "ray"; {label: why} of those that failed."""
-    if engine == "local":
+def execute(executor: str, tasks: Sequence[Task], place: Place, report: Report, **options: Any) -> dict[str, str]:
+    """Execute tasks on "local" or "ray"; return {label: reason} of those that failed."""
+    if executor == "local":
         from .local import carry_out
-    elif engine == "ray":
+    elif executor == "ray":
         from .ray import carry_out
     else:
-        raise InvalidValueError(f"engine {engine!r} is unknown; expected local or ray")
+        raise UnknownNameError.of("executor", executor, ("local", "ray"))
     schedule = Schedule(tasks, place, report)
     carry_out(schedule, place, **options)
     return {schedule.known[name].label: why for name, why in schedule.failed.items()}

@@ -1,4 +1,4 @@
-"""Processes of this machine. A worker that dies is replaced, and its task goes on from where it was last saved."""
+"""Execute tasks in processes of this machine. A worker that dies is replaced, and its task resumes."""
 
 from __future__ import annotations
 
@@ -13,12 +13,19 @@ from typing import Any
 from .._internal.malloc import keep_freed_memory
 from ..bench.tasks import Place, Task, execute
 from ..errors import InvalidValueError
-from ..extensions import told
+from ..extensions import explain
 from . import ATTEMPTS, Event, Schedule
 
 
 def carry_out(schedule: Schedule, place: Place, *, workers: int | None = None, threads: int | None = None) -> None:
-    """Every task of the schedule, on as many workers as the machine has room for; threads: of each."""
+    """Execute every task of a schedule.
+
+    Args:
+        schedule: The tasks.
+        place: Where they read and write.
+        workers: How many processes; by default one for each GPU or core.
+        threads: Threads of each worker; by default the cores that they share.
+    """
     places = _places(place, workers)
     threads = threads or max(1, (os.cpu_count() or 1) // len(places))
     team = [_Worker(place, threads) for place in places]
@@ -26,14 +33,14 @@ def carry_out(schedule: Schedule, place: Place, *, workers: int | None = None, t
         while _hand_out(schedule, team):
             for connection in wait([worker.connection for worker in team if worker.task]):
                 worker = next(w for w in team if w.connection is connection)
-                _hear(worker, schedule)
+                _receive(worker, schedule)
     finally:
         for worker in team:
             worker.stop()
 
 
 def _places(place: Place, workers: int | None) -> list[Place]:
-    """One worker for each GPU, or each core: small networks gain more from a second process than a second thread."""
+    """Return the place of each worker: small networks gain more from a second process than from a second thread."""
     import torch
 
     devices = [place.device]
@@ -46,7 +53,7 @@ def _places(place: Place, workers: int | None) -> list[Place]:
 
 
 def _hand_out(schedule: Schedule, team: list[_Worker]) -> bool:
-    """Give every idle worker something to do; false when all is done."""
+    """Give every idle worker a task; return False when everything is done."""
     for worker in team:
         if worker.task is None:
             task = schedule.next()
@@ -57,13 +64,14 @@ def _hand_out(schedule: Schedule, team: list[_Worker]) -> bool:
     return any(worker.task for worker in team)
 
 
-def _hear(worker: _Worker, schedule: Schedule) -> None:
+def _receive(worker: _Worker, schedule: Schedule) -> None:
+    """Handle one message of a worker, or its death."""
     task = worker.task
     assert task is not None
     try:
         kind, *content = worker.connection.recv()
     except (EOFError, OSError):
-        _bury(worker, task, schedule)
+        _retry(worker, task, schedule)
         return
     if kind == "moved":
         schedule.report(Event("moved", task, *content))
@@ -75,8 +83,8 @@ def _hear(worker: _Worker, schedule: Schedule) -> None:
         schedule.fail(task, *content)
 
 
-def _bury(worker: _Worker, task: Task, schedule: Schedule) -> None:
-    """A worker has died without a word."""
+def _retry(worker: _Worker, task: Task, schedule: Schedule) -> None:
+    """Give the task of a dead worker to a new one, up to the number of attempts."""
     worker.stop()
     why = f"its worker died (exit code {worker.process.exitcode})"
     worker.attempts += 1
@@ -90,7 +98,7 @@ def _bury(worker: _Worker, task: Task, schedule: Schedule) -> None:
 
 @dataclass
 class _Worker:
-    """A process and the line to it; started when there is something to do."""
+    """A process and the pipe to it. It starts with its first task."""
 
     place: Place
     threads: int
@@ -117,12 +125,12 @@ class _Worker:
 
 
 def _work(connection: Connection, place: Place, threads: int) -> None:
-    """A worker's life: take a task, carry it out, say so; until the line is closed, also by the other side's death."""
+    """Execute tasks and report results until the pipe is closed or the parent dies."""
     import signal
 
     import torch
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that hands out the work
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # only the parent handles Ctrl-C
     torch.set_num_threads(threads)
     keep_freed_memory()
     while True:
@@ -139,15 +147,14 @@ def _work(connection: Connection, place: Place, threads: int) -> None:
         except BrokenPipeError:
             return
         except Exception as error:
-            connection.send(("failed", told(error)))
+            connection.send(("failed", explain(error)))
         else:
             connection.send(("finished",))
-        _let_go(place)
+        _release_memory(place)
 
 
-def _let_go(place: Place) -> None:
-    """Of a GPU's memory that a task is done with: workers share the GPU, and what one keeps for later, as torch does,
-    the others go without."""
+def _release_memory(place: Place) -> None:
+    """Release cached GPU memory after a task, so that other workers on the same GPU can use it."""
     import torch
 
     if place.device.startswith("cuda"):

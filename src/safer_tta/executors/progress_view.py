@@ -1,4 +1,4 @@
-"""What is done, running and left while a plan is carried out, and how long it will take."""
+"""Show what is done, running and left while a plan is carried out, and how long the rest will take."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from . import Event
 QUIET_SECONDS = 15.0
 
 
-class Live:
-    """A picture in a terminal, a line now and then elsewhere. Called with every event."""
+class ProgressView:
+    """A live display in a terminal; elsewhere, a line every 15 seconds. It is called with every event."""
 
     def __init__(self, tasks: Sequence[Task], place: Place) -> None:
         self.place = place
@@ -26,16 +26,16 @@ class Live:
         self.finished = self.failed = 0
         self.passed = 0.0
         self.running: dict[str, tuple[Task, int, int]] = {}
-        self.last: deque[str] = deque(maxlen=5)
-        self.started = self.said = time.monotonic()
+        self.latest: deque[str] = deque(maxlen=5)
+        self.started = self.printed = time.monotonic()
         self.screen: Any = None
 
     def __enter__(self) -> Self:
         if sys.stderr.isatty():
             from rich.console import Console
-            from rich.live import Live as Screen
+            from rich.live import Live
 
-            self.screen = Screen(console=Console(stderr=True), transient=True, refresh_per_second=4)
+            self.screen = Live(console=Console(stderr=True), transient=True, refresh_per_second=4)
             self.screen.__enter__()
         return self
 
@@ -50,7 +50,7 @@ class Live:
         if event.what in ("started", "moved"):
             self.running[task.name] = (task, event.done, event.total)
         elif event.what == "retried":
-            self._say(f"again: {task.label}: {event.why}")
+            self._print(f"again: {task.label}: {event.why}")
         else:
             self.running.pop(task.name, None)
             self.passed += task.passes
@@ -60,47 +60,48 @@ class Live:
     def _end(self, event: Event) -> None:
         if event.what == "failed":
             self.failed += 1
-            self._say(f"failed: {event.task.label}: {event.why}")
+            self._print(f"failed: {event.task.label}: {event.why}")
             return
         self.finished += 1
         if event.task.kind == "run":
             row = self.place.results.row(event.task.name)
-            self.last.append(f"{row['accuracy']:6.1f} %  {event.task.label}")
+            self.latest.append(f"{row['accuracy']:6.1f} %  {event.task.label}")
 
     def summary(self) -> str:
+        """Return the state of the work in one line."""
         left = self.total - self.already - self.finished - self.failed - len(self.running)
         done = f"{self.already + self.finished} of {self.total} done"
         text = f"{done}, {len(self.running)} running, {max(0, left)} left"
         return text + (f", {self.failed} failed" if self.failed else "") + f", {self._time_left()}"
 
     def _time_left(self) -> str:
-        """By the share of the work that is done: tasks differ by far more than their number tells."""
+        """Estimate by the share of the passes that are done, since tasks differ far too much to count them."""
         moving = sum(task.passes * done / total for task, done, total in self.running.values() if total)
         share = (self.passed + moving) / self.passes
         if share < 0.01:
-            return "time left not known yet"
+            return "time left unknown"
         seconds = (time.monotonic() - self.started) * max(0.0, 1 / share - 1)
-        return f"about {spelled(seconds)} left"
+        return f"about {format_seconds(seconds)} left"
 
     def _show(self) -> None:
         if self.screen is not None:
             lines = [self.summary()]
             for task, done, total in self.running.values():
                 lines.append(f"  {task.label}" + (f": {done}/{total}" if total else ""))
-            self.screen.update("\n".join([*lines, *self.last]))
-        elif time.monotonic() - self.said >= QUIET_SECONDS:
-            self.said = time.monotonic()
-            self._say(self.summary())
+            self.screen.update("\n".join([*lines, *self.latest]))
+        elif time.monotonic() - self.printed >= QUIET_SECONDS:
+            self.printed = time.monotonic()
+            self._print(self.summary())
 
-    def _say(self, line: str) -> None:
+    def _print(self, line: str) -> None:
         if self.screen is not None:
             self.screen.console.print(line, highlight=False, markup=False)
         else:
             print(line, file=sys.stderr, flush=True)  # noqa: T201
 
 
-def spelled(seconds: float) -> str:
-    """A duration for people."""
+def format_seconds(seconds: float) -> str:
+    """Return a duration in a unit that suits it."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

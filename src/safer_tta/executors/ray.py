@@ -1,4 +1,4 @@
-"""A Ray cluster (extra `[ray]`). The store must lie where every node can reach it."""
+"""Execute tasks on a Ray cluster (extra `[ray]`). The store must be in a folder that every node can reach."""
 
 from __future__ import annotations
 
@@ -20,17 +20,25 @@ def carry_out(
     threads: int | None = None,
     address: str | None = None,
 ) -> None:
-    """Every task of the schedule. address: of a running cluster; without one, `workers` are started here."""
+    """Execute every task of a schedule.
+
+    Args:
+        schedule: The tasks.
+        place: Where they read and write.
+        workers: How many workers are started here, if no address is given.
+        threads: Threads of each worker.
+        address: The address of a running cluster.
+    """
     try:
         import ray
     except ImportError as error:
-        raise MissingPackageError("this engine needs ray: pip install 'safer-tta[ray]'") from error
+        raise MissingPackageError("this executor needs ray: pip install 'safer-tta[ray]'") from error
     place = _absolute(place)
     ours = not ray.is_initialized()
     if ours:
         ray.init(address=address, num_cpus=workers if address is None else None, log_to_driver=False)
     gpus = 1 if place.device.startswith("cuda") else 0
-    # Ray itself starts a task again whose worker has died.
+    # Ray itself repeats a task whose worker died.
     remote = ray.remote(max_retries=ATTEMPTS - 1, num_cpus=threads or 1, num_gpus=gpus)(_work)
     running: dict[Any, Task] = {}
     try:
@@ -41,7 +49,7 @@ def carry_out(
             if not running:
                 return
             for done in ray.wait(list(running))[0]:
-                _hear(schedule, running.pop(done), done, ray)
+                _finish(schedule, running.pop(done), done, ray)
     finally:
         for reference in running:
             ray.cancel(reference, force=True)
@@ -50,13 +58,13 @@ def carry_out(
 
 
 def _absolute(place: Place) -> Place:
-    """Workers start elsewhere: files by their whole path."""
+    """Return the place with absolute paths, since workers start in other folders."""
     data = place.data if place.data == "synthetic" else str(Path(place.data).resolve())
     weights = None if place.weights is None else str(Path(place.weights).resolve())
     return dataclasses.replace(place, store=place.store.resolve(), data=data, weights=weights)
 
 
-def _hear(schedule: Schedule, task: Task, reference: Any, ray: Any) -> None:
+def _finish(schedule: Schedule, task: Task, reference: Any, ray: Any) -> None:
     try:
         why = ray.get(reference)
     except ray.exceptions.RayError as error:
@@ -68,7 +76,7 @@ def _hear(schedule: Schedule, task: Task, reference: Any, ray: Any) -> None:
 
 
 def _work(task: Task, place: Place, threads: int) -> str | None:
-    """What went wrong, or None."""
+    """Execute a task; return what went wrong, or None."""
     import torch
 
     torch.set_num_threads(threads)
