@@ -22,6 +22,7 @@ lint: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python tests/house.py
 
 docs: $(INSTALLED)
 	$(BIN)/mkdocs build --quiet --site-dir build/site
@@ -36,10 +37,10 @@ package: $(INSTALLED)
 	cd build && clean/bin/python -I ../tests/clean.py
 
 bench: $(INSTALLED)
-	$(BIN)/python benchmarks/speed.py run --out demo/speed.jsonl
+	$(BIN)/python benchmarks/speed.py --out demo/speed.csv
 
 soak: $(INSTALLED)
-	$(BIN)/python benchmarks/soak.py run --out demo/soak.jsonl
+	$(BIN)/python benchmarks/soak.py --out demo/soak.csv
 
 $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

@@ -1,4 +1,4 @@
-"""The picture of the README: an attacked image, its views, what each says of it, and the one that is dropped.
+"""Draw the picture of the README: an attacked image, its views, the answer of each, and the one that is dropped.
 
 python benchmarks/picture.py --folder demo/picture --target photo --out docs/views.png
 """
@@ -10,23 +10,31 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 
+from safer_tta.bench.experiment import Experiment
 from safer_tta.bench.qualitative import one_attacked_image
 from safer_tta.bench.report import View
+from safer_tta.bench.run import Materials
 from safer_tta.data import ArrayStore, excerpt, open_dataset
 from safer_tta.data.store import digest_file
 from safer_tta.training import attacked_copies, source_recipe, surrogate_recipe, train_source, train_surrogate
+from safer_tta.training.definitions import definition_of
 
+IMAGES = 512
 RIGHT, WRONG, QUIET = "#1a7f37", "#b42318", "#57606a"
 
 
 def views(folder: Path, target: str) -> list[View]:
+    """Return one attacked image and its views; models and attacked images in the folder are not made again."""
     data = open_dataset("synthetic")
-    source = train_source(data, target, source_recipe("synthetic"), folder / f"{target}.src.safetensors")
-    path = folder / f"{target}.sur.safetensors"
+    source, path = folder / f"{target}.src.safetensors", folder / f"{target}.sur.safetensors"
+    train_source(data, target, source_recipe("synthetic"), source)
     surrogate = train_surrogate(data.domain(target), surrogate_recipe("synthetic"), path)
-    domain = excerpt(data.domain(target), 512, 0)
+    domain = excerpt(data.domain(target), IMAGES, 0)
     attacked = attacked_copies(domain, surrogate, ArrayStore(folder / "a"), source=digest_file(path))
-    return one_attacked_image(source, domain, attacked, seed=0)
+    experiment = Experiment(
+        data=data.identity, target=target, source=definition_of(source), method="tent", predictor="safer", images=IMAGES
+    )
+    return one_attacked_image(experiment, Materials((domain,), source, (attacked,)))
 
 
 def draw(shown: list[View], out: Path) -> None:
@@ -36,8 +44,8 @@ def draw(shown: list[View], out: Path) -> None:
         axis.set_xticks([])
         axis.set_yticks([])
         axis.set_title(view.title, fontsize=10, color=WRONG if view.dropped else "black")
-        said = f"“{view.predicted}” {100 * view.confidence:.0f} %"
-        axis.set_xlabel(said, fontsize=10, color=RIGHT if view.right else WRONG)
+        answer = f"“{view.predicted}” {100 * view.confidence:.0f} %"
+        axis.set_xlabel(answer, fontsize=10, color=RIGHT if view.right else WRONG)
         for spine in axis.spines.values():
             spine.set(color=WRONG if view.dropped else QUIET, linewidth=3 if view.dropped else 1)
         below = {"transform": axis.transAxes, "ha": "center", "va": "top", "fontsize": 8, "color": QUIET}
@@ -59,7 +67,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     o = parser.parse_args()
     o.folder.mkdir(parents=True, exist_ok=True)
-    draw(views(o.folder, o.target), o.out)
+    shown = views(o.folder, o.target)
+    if not shown:
+        parser.error(f"no attacked image of {o.target} is saved by its views; choose another --target")
+    draw(shown, o.out)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Compute the figures and tables that pages show from the rows in docs/results.
 
-`python docs/facts.py` writes docs/results/facts.json and the marked blocks of README.md; `tests/test_facts.py` checks
-that both are up to date. What is computed is declared in docs/tables.py. A page shows a whole table as
+`python docs/facts.py` writes docs/results/facts.json and the marked blocks of README.md; tests/docs/test_facts.py
+checks that both are up to date. docs/tables.py declares what is computed. A page shows a whole table as
 `{{ table: pacs-main }}`, one cell of it as `{{ pacs-main / Tent + SAFER / clean }}` and the seeds behind it as
 `{{ pacs-main / seeds }}`.
 """
@@ -58,6 +58,7 @@ class Table:
         seeds: The seeds a cell averages over, unless it selects some. Empty: all that every cell has.
         spread: "interval" adds a 95 % confidence interval, "deviation" the standard deviation over seeds.
         complete: Whether a cell without measurements is an error; otherwise it is shown as missing.
+        upright: Whether the Markdown has a line for every column, for tables with many columns.
     """
 
     file: str
@@ -68,6 +69,7 @@ class Table:
     seeds: Sequence[str] = ()
     spread: str = ""
     complete: bool = True
+    upright: bool = False
 
     def make(self) -> tuple[dict[str, str], str]:
         """Return the table's facts and its Markdown."""
@@ -85,7 +87,10 @@ class Table:
                 facts[f"{row} / {column}"] = mean
                 shown.append(f"{mean} ± {spread}" if spread else mean)
             lines.append([row, *shown])
-        return facts, markdown(["accuracy, %", *self.columns], lines)
+        shown_lines = [["accuracy, %", *self.columns], *lines]
+        if self.upright:
+            shown_lines = list(map(list, zip(*shown_lines, strict=True)))
+        return facts, markdown(shown_lines[0], shown_lines[1:])
 
     def _cell(self, row: str, column: str) -> dict[str, list[float]]:
         """Return {seed: the accuracy on every target}, of seeds that have all targets."""

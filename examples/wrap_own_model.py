@@ -93,9 +93,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "stream.safetensors"
         adapted.save(path)
-        later = safer_tta.adapt(wrapped, "tent", seed=1).load(
-            path
-        )  # the file holds the generator too, so this seed is replaced
+        # The file contains the generator, so the seed given here does not matter.
+        later = safer_tta.adapt(wrapped, "tent", seed=1).load(path)
         print(f"\nsaved {path.stat().st_size} bytes; the model itself is not in the file")
     pairs = zip(adapted.stream(batches[4:]), later.stream(batches[4:]), strict=True)
     print(f"continued, both answer the same: {all(torch.equal(one.probs, two.probs) for one, two in pairs)}")

@@ -1,4 +1,4 @@
-"""`safer doctor`: what it says of this machine, and of machines with known traps."""
+"""`safer doctor`: what it finds on this machine, and on machines with known problems."""
 
 from __future__ import annotations
 
@@ -8,52 +8,50 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from safer_tta import doctor
+from tests.processes import safer
 
-STATES = {"good", "note", "bad"}
+MARKS = {"good": " ", "note": "!", "bad": "✗"}
 
 
-def test_every_look_ends_in_a_finding_with_words():
+def test_every_check_ends_in_a_finding():
     findings = list(doctor.examine())
     assert len(findings) == len(doctor.CHECKS) == len({finding.what for finding in findings})
     for finding in findings:
-        assert finding.state in STATES
+        assert finding.state in MARKS
         assert finding.found
         assert (finding.state == "bad") <= bool(finding.advice)
 
 
 @pytest.mark.parametrize("broken", [False, True])
-def test_the_commands_say_the_same_and_fail_when_something_is_bad(tmp_path, broken):
-    """On a machine where all is well but perhaps torchvision."""
+def test_the_commands_agree_and_fail_if_something_is_bad(tmp_path, broken):
+    """All is well on this machine but perhaps torchvision, which is ours."""
     package(tmp_path, "torchvision", "import nothing_of_that_name" if broken else "")
-    shown, listed, plain = (
-        ran(tmp_path, *command)
-        for command in (("safer_tta.cli", "doctor"), ("safer_tta.cli", "doctor", "--json"), ("safer_tta.doctor",))
-    )
-    assert {run.returncode for run in (shown, listed, plain)} == {int(broken)}
+    environment = {"PYTHONPATH": python_path(tmp_path), "SAFER_CACHE": str(tmp_path / "cache")}
+    plain = subprocess.run(
+        [sys.executable, "-m", "safer_tta.doctor"],
+        capture_output=True, text=True, check=False, env={**os.environ, **environment},
+    )  # fmt: skip
+    runs = [safer("doctor", **environment), plain]
+    listed = safer("doctor", "--json", **environment)
+    assert {run.returncode for run in (listed, *runs)} == {int(broken)}
     found = json.loads(listed.stdout)
-    assert {what for what, finding in found.items() if finding["state"] == "bad"} == (
-        {"torchvision"} if broken else set()
-    )
+    states = Counter(finding["state"] for finding in found.values())
+    assert states["bad"] == int(broken)
+    assert (found["torchvision"]["state"] == "bad") == broken
     assert found["a step of adaptation"]["state"] == "good"
-    for run in (shown, plain):
-        told = {line[2:24].strip(): line[0] for line in run.stdout.splitlines() if line[2:3].strip()}
-        assert told == {what: {"good": " ", "note": "!", "bad": "✗"}[f["state"]] for what, f in found.items()}
-
-
-def ran(folder, *command):
-    """A process whose packages in the folder come before all others."""
-    path = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
-    environment = {**os.environ, "PYTHONPATH": path, "SAFER_CACHE": str(folder / "cache")}
-    run = [sys.executable, *(command if command[0] == "-c" else ("-m", *command))]
-    return subprocess.run(run, capture_output=True, text=True, check=False, env=environment)
+    for run in runs:
+        printed = {line[2:24].strip(): line[0] for line in run.stdout.splitlines() if line[2:3].strip()}
+        assert printed == {what: MARKS[finding["state"]] for what, finding in found.items()}
 
 
 def package(folder, name, body):
+    """Write a package of version 0.28.0."""
     (folder / name).mkdir()
     (folder / name / "__init__.py").write_text(body)
     metadata = folder / f"{name}-0.28.0.dist-info"
@@ -61,35 +59,37 @@ def package(folder, name, body):
     (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.28.0\n")
 
 
+def python_path(folder):
+    return os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
+
+
 @pytest.mark.parametrize(
-    ("body", "state", "words"),
+    ("body", "state", "advice"),
     [
         ("raise RuntimeError('operator torchvision::nms does not exist')", "bad", "both for CPUs, or both for CUDA"),
-        ("import nothing_of_that_name", "bad", "Install it anew"),
+        ("import nothing_of_that_name", "bad", "Reinstall it together with torch"),
         ("", "good", ""),
     ],
 )
-def test_a_torchvision_that_does_not_fit_is_told(tmp_path, body, state, words):
-    """A process whose torchvision is ours: broken in the way that is met, in another way, and not at all."""
+def test_a_torchvision_that_does_not_fit_is_reported(tmp_path, monkeypatch, body, state, advice):
+    """It is broken in the usual way, in another way, and not at all."""
     package(tmp_path, "torchvision", body)
-    program = (
-        "import dataclasses, json; from safer_tta import doctor; "
-        "print(json.dumps(dataclasses.asdict(doctor._torchvision())))"
-    )
-    found = json.loads(ran(tmp_path, "-c", program).stdout)
-    assert found["state"] == state
-    assert words in found["advice"]
-    assert "0.28.0" in found["found"]
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", python_path(tmp_path))
+    finding = doctor._torchvision()
+    assert finding.state == state
+    assert advice in finding.advice
+    assert "0.28.0" in finding.found
 
 
-def test_a_cache_that_cannot_be_written_is_told(tmp_path, monkeypatch):
+def test_a_cache_that_cannot_be_written_is_reported(tmp_path, monkeypatch):
     monkeypatch.setenv("SAFER_CACHE", str(tmp_path / "cache"))
     assert doctor._cache().state in {"good", "note"}
     monkeypatch.setattr(doctor.os, "access", lambda *_: False)  # root may write everywhere
     assert doctor._cache().state == "bad"
 
 
-def test_missing_extras_are_named(monkeypatch):
+def test_missing_extras_are_reported(monkeypatch):
     real = doctor.importlib.util.find_spec
     monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda name: None if name == "timm" else real(name))
     finding = doctor._extras()
@@ -98,7 +98,7 @@ def test_missing_extras_are_named(monkeypatch):
     assert "safer-tta[models]" in finding.advice
 
 
-def test_extras_are_those_that_are_packaged():
+def test_extras_are_those_of_the_package():
     """By the names under which their packages are imported."""
     packaged = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
     imported = {"pillow": "PIL", "prometheus-client": "prometheus_client", "python-multipart": "multipart"}

@@ -4,31 +4,30 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
-import textwrap
 from pathlib import Path
 
 import pytest
 
-import safer_tta
 from safer_tta.bench.results import Results
-from tests.test_cli import good, safer
+from safer_tta.errors import InvalidValueError
+from safer_tta.methods import METHODS
+from safer_tta.mixing import MIXINGS
+from safer_tta.predictors import PREDICTORS
+from tests.processes import CONTEXT, call, good, running, safer
 
 HALF = '''
 """Half: Tent that steps half as far.
 
-Nobody, "Half steps", 2026.
+Anonymous, "Half steps", 2026.
 """
 
-from safer_tta.methods import register
+from safer_tta.methods import option, positive, register
 from safer_tta.methods.tent import Tent
 
 
 @register("half")
 class Half(Tent):
-    def __init__(self, predictor, *, lr=5e-4):
-        super().__init__(predictor, lr=lr)
+    lr: float = option(5e-4, positive)
 '''
 
 GREY = '''
@@ -37,7 +36,7 @@ from safer_tta.attacks.registry import register
 
 @register("grey", own_steps=True, passes=0)
 def grey(surrogate, images, labels, threat, randomness):
-    """The budget spent on going towards grey."""
+    """Spend the budget on going towards grey."""
     images = images / 255
     return images + (0.5 - images).clamp(-threat["eps"], threat["eps"])
 '''
@@ -61,190 +60,174 @@ attack = { name = "grey" }
 """
 
 
-@pytest.fixture
-def half(tmp_path) -> Path:
-    file = tmp_path / "half.py"
-    file.write_text(HALF)
-    return file
+class Workshop:
+    """A folder with two extensions and a plan that uses them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.half, self.grey, self.plan = (folder / name for name in ("half.py", "grey.py", "plan.toml"))
+        for path, content in ((self.half, HALF), (self.grey, GREY), (self.plan, PLAN)):
+            path.write_text(content)
+        self.extensions = ("--extension", self.half, "--extension", self.grey)
+        self.quick = ("--quick", "--workers", 1, "--threads", 1, "--json", "--store")
+
+    def bench(self, what, store):
+        """Run `safer bench`; return its exit code and the failures by label."""
+        ended = safer(*self.extensions, "bench", *what, *self.quick, store)
+        return ended.returncode, json.loads(ended.stdout)["failed"]
 
 
 @pytest.fixture
-def grey(tmp_path) -> Path:
-    file = tmp_path / "grey.py"
-    file.write_text(GREY)
-    return file
+def workshop(tmp_path):
+    return Workshop(tmp_path)
 
 
-def test_commands_know_what_a_file_registers(half):
-    assert good("--extension", half, "methods")["half"]["what"] == "Half: Tent that steps half as far."
-    assert "half" not in good("methods")
+def test_commands_know_what_a_file_registers(workshop):
+    dry = ("bench", workshop.plan, "--quick", "--dry-run")
+    assert good(*workshop.extensions, *dry)["runs"] == 2
+    unknown = safer("--extension", workshop.grey, *dry)
+    assert unknown.returncode == 2
+    assert "'half' is unknown" in unknown.stderr
+    assert "--extension FILE" in unknown.stderr
 
 
-def test_a_plan_runs_with_own_methods_and_attacks_and_again_when_they_change(half, grey, tmp_path):
-    plan = tmp_path / "plan.toml"
-    plan.write_text(PLAN)
-    command = ["--extension", half, "--extension", grey, "bench", plan, "--quick", "--seeds", "1", "--workers", "2"]
+def test_own_methods_are_listed(workshop):
+    listed = good("--extension", workshop.half, "methods")
+    assert listed["half"]["what"] == "Half: Tent that steps half as far."
+    assert listed.keys() - METHODS.keys() == {"half"}
+
+
+def test_runs_are_made_again_only_if_their_extension_changes(workshop, tmp_path):
     store = tmp_path / "store"
+    rows, known = Results(store / "runs"), set()
 
-    def bench() -> tuple[dict[str, float], set[str], set[str]]:
-        result = safer(*command, "--threads", "1", "--store", store)
-        assert result.returncode == 0, result.stderr
-        rows = [row for row in Results(store / "runs").rows() if row["run"] not in before]
-        made = {path.name for path in (store / "made").iterdir()}
-        return {row["method"]: row["accuracy"] for row in rows}, {row["run"] for row in rows}, made
+    def bench():
+        """Return the accuracy of new rows by method, and all files that are made."""
+        assert workshop.bench([workshop.plan], store) == (0, {})
+        new = [row for row in rows.rows() if row["run"] not in known]
+        known.update(row["run"] for row in new)
+        return {row["method"]: row["accuracy"] for row in new}, {path.name for path in (store / "made").iterdir()}
 
-    before: set[str] = set()
-    accuracy, runs, made = bench()
+    accuracy, made = bench()
     assert accuracy["half"] == accuracy["tent"], "the same method by another name, on the same stream"
-    assert {row["attack"] for row in Results(store / "runs").rows()} == {"grey"}
-    before = runs
-    assert bench()[1] == set(), "asked again, nothing is made anew"
+    assert {row["attack"] for row in rows.rows()} == {"grey"}
+    assert bench() == ({}, made), "nothing is made twice"
 
-    half.write_text(HALF.replace("lr=5e-4", "lr=5e-2"))
-    changed, other, still = bench()
-    assert set(changed) == {"half"}, "what does not use the file stands"
+    workshop.half.write_text(HALF.replace("5e-4", "5e-2"))
+    changed, still = bench()
+    assert set(changed) == {"half"}, "runs that do not use the file stay"
     assert changed["half"] != accuracy["half"]
     assert still == made, "nothing is trained or attacked again for a method"
 
-    before |= other
-    grey.write_text(GREY.replace("0.5 - images", "0.4 - images"))
-    _, _, more = bench()
+    workshop.grey.write_text(GREY.replace("0.5 - images", "0.4 - images"))
+    _, more = bench()
     assert {name.partition("-")[0] for name in more - made} == {"attacked"}
 
 
-def test_an_operator_of_ones_own_is_in_the_name_of_every_run(tmp_path):
+def test_an_operator_of_an_extension_is_in_the_name_of_every_run(workshop, tmp_path):
     """Presets draw from all operators."""
-    file, plan = tmp_path / "gamma.py", tmp_path / "plan.toml"
+    file, tasks, used = tmp_path / "gamma.py", tmp_path / "tasks.json", []
     file.write_text(
-        "from safer_tta.views import operator\n@operator()\ndef gamma(images, _):\n    return images**1.2\n"
+        "from safer_tta.views.operators import register\n"
+        "@register('gamma')\ndef gamma(images, _):\n    return images**1.2\n"
     )
-    plan.write_text(PLAN.replace('"half"', '"bn"').replace('"grey"', '"pgd"'))
-    names = []
+    workshop.plan.write_text(PLAN.replace('"half"', '"bn"').replace('"grey"', '"pgd"'))
     for extension in ([], ["--extension", file]):
-        good(*extension, "bench", plan, "--quick", "--tasks", tmp_path / "tasks.json")
-        tasks = json.loads((tmp_path / "tasks.json").read_text())["tasks"]
-        names.append([what.get("extensions", []) for kind, _, what, _, _ in tasks if kind == "run"])
-    assert names[0] == [[], []]
-    assert [len(used) for used in names[1]] == [1, 1]
+        good(*extension, "bench", workshop.plan, "--quick", "--tasks", tasks)
+        found = json.loads(tasks.read_text())["tasks"]
+        used.append([len(what.get("extensions", [])) for kind, _, what, _, _ in found if kind == "run"])
+    assert used == [[0, 0], [1, 1]]
 
 
-def test_where_a_users_code_fails_is_said(half, grey, tmp_path):
-    plan = tmp_path / "plan.toml"
-    plan.write_text(PLAN)
-    half.write_text(HALF + "\n    def forward(self, images, draw):\n        return images.nothing\n")
-    command = ["--extension", half, "--extension", grey, "bench", plan, "--quick", "--workers", 1, "--threads", 1]
-    result = safer(*command, "--store", tmp_path / "store", "--json")
-    assert result.returncode == 1
-    (why,) = json.loads(result.stdout)["failed"].values()
-    assert why.startswith("half.py:17: AttributeError: ")
+def test_an_error_names_the_line_of_the_users_file(workshop, tmp_path):
+    workshop.half.write_text(HALF + "\n    def forward(self, images, draw):\n        return images.nothing\n")
+    code, failed = workshop.bench([workshop.plan], tmp_path / "store")
+    assert code == 1
+    (reason,) = failed.values()
+    assert reason.startswith(f"half.py:{len(HALF.splitlines()) + 3}: AttributeError: ")
 
 
-def test_tasks_are_refused_where_the_extension_is_another(half, grey, tmp_path):
-    plan, tasks = tmp_path / "plan.toml", tmp_path / "tasks.json"
-    plan.write_text(PLAN)
-    both = ("--extension", half, "--extension", grey)
-    good(*both, "bench", plan, "--quick", "--seeds", 1, "--tasks", tasks)
-    travelled = ["bench", "tasks", tasks, "--quick", "--workers", 1, "--threads", 1, "--store"]
-    half.write_text(HALF + "\n# another\n")
-    result = safer(*both, *travelled, tmp_path / "first", "--json")
-    assert result.returncode == 1
-    assert all("other extensions" in why for label, why in json.loads(result.stdout)["failed"].items())
-    half.write_text(HALF)
-    grey.write_text(GREY + "\n# another\n")
-    result = safer(*both, *travelled, tmp_path / "second", "--json")
-    assert any("other extensions" in why for why in json.loads(result.stdout)["failed"].values())
+def test_tasks_are_refused_if_the_extension_is_another(workshop, tmp_path):
+    tasks = tmp_path / "tasks.json"
+    good(*workshop.extensions, "bench", workshop.plan, "--quick", "--seeds", 1, "--tasks", tasks)
+    workshop.half.write_text(HALF + "\n# another\n")
+    code, failed = workshop.bench(["tasks", tasks], tmp_path / "first")
+    assert code == 1
+    assert [("other extensions" in reason) for reason in failed.values()] == [True]
+    workshop.half.write_text(HALF)
+    workshop.grey.write_text(GREY + "\n# another\n")
+    _, failed = workshop.bench(["tasks", tasks], tmp_path / "second")
+    assert any("other extensions" in reason for reason in failed.values())
     assert not list((tmp_path / "second" / "made").glob("attacked-*")), "nothing is made under the old name"
-    grey.write_text(GREY)
-    assert good(*both, *travelled, tmp_path / "first")["failed"] == {}
+    workshop.grey.write_text(GREY)
+    assert workshop.bench(["tasks", tasks], tmp_path / "first") == (0, {})
 
 
 @pytest.mark.parametrize(
-    ("content", "says"),
+    ("content", "message"),
     [
-        (None, "is no Python file"),
-        ("1 / 0", "ZeroDivisionError"),
-        (HALF.replace('"half"', '"tent"'), "another method is called 'tent' already"),
+        (None, "is not a Python file"),
+        ("1 / 0", "own.py:1: ZeroDivisionError"),
+        ("import nothing_of_that_name", "own.py:1: ModuleNotFoundError"),
+        (HALF.replace('"half"', '"tent"'), "method 'tent' exists already"),
     ],
 )
-def test_what_is_wrong_with_a_file_is_said_in_a_line(content, says, tmp_path):
+def test_a_file_that_cannot_be_loaded_is_refused(content, message, tmp_path):
     file = tmp_path / "own.py"
     if content is not None:
         file.write_text(content)
-    result = safer("--extension", file, "methods")
-    assert result.returncode == 2
-    assert says in result.stderr
-    assert "own.py" in result.stderr
-    assert len(result.stderr.splitlines()) == 1
+    ended = safer("--extension", file, "methods")
+    assert ended.returncode == 2
+    assert message in ended.stderr
+    assert "own.py" in ended.stderr
+    assert len(ended.stderr.splitlines()) == 1
+
+
+def load_value(file, connection):
+    from safer_tta import extensions
+
+    extensions.load([file])
+    from safer_tta_extensions.own import VALUE
+
+    connection.send((VALUE, *(extension.content for extension in extensions._loaded.values())))
 
 
 def test_what_runs_is_what_was_hashed(tmp_path):
-    """A cache of compiled files goes by the time and the size of a file, and both may be as before."""
-    file = tmp_path / "own.py"
-    code = "import sys; from safer_tta import extensions; extensions.load([sys.argv[1]]); "
-    code += (
-        "from safer_tta_extensions.own import VALUE; print(VALUE, *(e.content for e in extensions._loaded.values()))"
-    )
-    said = []
-    for value in ("1", "2"):
+    """A cache of compiled files would go by the time and the size of a file, and both may be as before."""
+    file, loaded = tmp_path / "own.py", []
+    receiver, sender = CONTEXT.Pipe(duplex=False)
+    for value in (1, 2):
         file.write_text(f"VALUE = {value}\n")
         os.utime(file, (1_000_000_000, 1_000_000_000))
-        result = subprocess.run([sys.executable, "-c", code, file], capture_output=True, text=True, check=True)
-        said.append(result.stdout.split())
-    assert [value for value, _ in said] == ["1", "2"]
-    assert said[0][1] != said[1][1]
+        with running(load_value, file, sender):
+            loaded.append(receiver.recv())
+    assert [value for value, _ in loaded] == [1, 2]
+    assert loaded[0][1] != loaded[1][1]
 
 
-@pytest.mark.parametrize(
-    ("returned", "says"),
-    [
-        ("images / 255 + 0.5", "outside|changed an image by"),
-        ("(images / 255 + 9 / 255).clamp(0, 1)", "changed an image by 0.0353 .linf.; allowed is 0.0314"),
-        ("images[..., ::2] / 255", "made images of shape"),
-    ],
-)
-def test_an_attack_that_does_what_its_threat_forbids_is_refused(returned, says, tmp_path, monkeypatch):
-    from safer_tta.attacks import ATTACKS
-    from safer_tta.attacks.registry import Attack
-    from safer_tta.data import ArrayStore, open_dataset
-    from safer_tta.training import attacked_copies
-
-    made = eval(f"lambda surrogate, images, labels, threat, randomness: {returned}")
-    monkeypatch.setitem(ATTACKS, "own", Attack(made, own_steps=True, passes=0))
-    domain = open_dataset("synthetic", count=8).domain("sketch")
-    network = safer_tta.Classifier(safer_tta.models.zoo.create("small"))
-    with pytest.raises(ValueError, match=says):
-        attacked_copies(domain, network, ArrayStore(tmp_path), source="s", attack="own")
+@pytest.mark.parametrize(("registry", "name"), [(MIXINGS, "gate"), (PREDICTORS, "safer"), (METHODS, "tent")])
+def test_names_that_are_taken_are_refused(registry, name):
+    with pytest.raises(InvalidValueError, match=f"{registry.kind} '{name}' exists already; choose another name"):
+        registry.register(name)(type("Mine", (METHODS["pl"],), {}))
 
 
-def test_shipped_things_are_not_replaced():
-    from safer_tta.mixing import MIXINGS
-    from safer_tta.predictors import PREDICTORS
+def load_twice(half, twin):
+    from safer_tta import extensions, methods
 
-    for registry, name in ((MIXINGS, "gate"), (PREDICTORS, "safer")):
-        with pytest.raises(ValueError, match=f"another {registry.kind} is called '{name}' already"):
-            registry[name] = object
+    run = {"row": {"method": "half"}, "other": [1, None]}
+    assert extensions.code(run) == {}
+    extensions.load([str(half)])
+    extensions.load([str(half)])
+    assert extensions.loaded_paths() == (str(half.resolve()),)
+    (content,) = extensions.code(run)["extensions"]
+    assert extensions.code({"method": "tent"}) == {}
+    assert extensions.code_of(methods.METHODS["half"]) == {"extension": content}
+    assert extensions.code_of(methods.METHODS["tent"]) == {}
+    with pytest.raises(InvalidValueError, match="two extensions are called 'half'"):
+        extensions.load([str(twin)])
 
 
-def test_in_python_each_file_is_loaded_once_and_names_what_is_made(half, tmp_path):
+def test_in_python_each_file_is_loaded_once(workshop, tmp_path):
     twin = tmp_path / "elsewhere" / "half.py"
     twin.parent.mkdir()
     twin.write_text(HALF)
-    code = f"""
-        from safer_tta import extensions, methods
-        named = {{"row": {{"method": "half+medbn"}}, "other": [1, None]}}
-        assert extensions.code(named) == {{}}
-        extensions.load([{str(half)!r}])
-        extensions.load([{str(half)!r}])
-        assert extensions.loaded_paths() == ({str(half.resolve())!r},)
-        (content,) = extensions.code(named)["extensions"]
-        assert extensions.code({{"method": "tent"}}) == {{}}
-        assert extensions.code_of(methods.METHODS["half"]) == {{"extension": content}}
-        assert extensions.code_of(methods.METHODS["tent"]) == {{}}
-        try:
-            extensions.load([{str(twin)!r}])
-        except ValueError as error:
-            assert "two extensions are called 'half'" in str(error)
-        else:
-            raise AssertionError
-    """
-    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True)
+    assert call(load_twice, workshop.half, twin) == 0

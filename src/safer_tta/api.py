@@ -48,10 +48,8 @@ def adapt(
         head: The name of the linear layer that turns features into class scores, if it cannot be found.
         norm: What replaces the batch-norm layers; "medbn" normalises with medians. None keeps them.
         seed: Decides every draw. By default it is drawn from torch's own generator.
-        precision: "bfloat16" passes images through the model in half precision; learning stays in single precision.
-            None keeps the Classifier's setting, which is "float32" by default.
-        compile: Whether to compile the model with torch.compile; the first batch of every shape is slow then.
-            None keeps the Classifier's setting, which is False by default.
+        precision: "bfloat16" or "float32" for passes through the model, not for learning. None keeps the Classifier's.
+        compile: Whether to compile the model; None keeps the Classifier's. The first batch of every shape is slow then.
         copy: Whether to adapt a copy and leave the model as it is.
         validate: Whether to look at the values of every batch. Pass False for trusted, fast streams.
         **options: The method's own, such as lr.
@@ -67,7 +65,8 @@ def adapt(
     check_names(method, predictor, norm)
     with torch.inference_mode(False):
         model = copying.deepcopy(model) if copy else model
-        classifier = _classifier(model, predictor, mean=mean, std=std, head=head)
+        like = predictor.classifier if isinstance(predictor, Predictor) else None
+        classifier = _classifier(model, like, mean, std, head)
         classifier.accelerate(precision=precision, compile=compile)
         return build(classifier, method, predictor, norm=norm, seed=seed, validate=validate, options=options)
 
@@ -85,18 +84,19 @@ def build(
     """Return a method that adapts this very classifier; `adapt` explains the arguments."""
     check_names(method, predictor, norm)
     if norm is not None:
-        _replace_norms(classifier, norm)
+        before = classifier.norms()
+        classifier.replace_norms(NORMS.find(norm).function)
+        if classifier.norms() == before:
+            raise InvalidValueError(
+                f"norm is {norm!r} and the model has no batch-norm layer to replace; leave norm out"
+            )
     asked = _predictor(classifier, predictor, seed)
     asked.validate = asked.validate and validate
     return methods.create(method, asked, **(options or {}))
 
 
 def check_names(method: str, predictor: str | Mapping[str, Any] | Predictor, norm: str | None = None) -> None:
-    """Refuse an unknown method, predictor or norm before anything expensive starts.
-
-    Raises:
-        UnknownNameError: If one of the names is not registered.
-    """
+    """Refuse an unknown method, predictor or norm before anything expensive starts."""
     methods.METHODS.find(method)
     if not isinstance(predictor, Predictor):
         predictors.PREDICTORS.find(predictors.parse(predictor)[0])
@@ -105,32 +105,18 @@ def check_names(method: str, predictor: str | Mapping[str, Any] | Predictor, nor
 
 
 def _classifier(
-    model: nn.Module,
-    predictor: str | Mapping[str, Any] | Predictor,
-    *,
-    mean: Statistics | None,
-    std: Statistics | None,
-    head: str | None,
+    model: nn.Module, like: Classifier | None, mean: Statistics | None, std: Statistics | None, head: str | None
 ) -> Classifier:
-    """The model as a classifier; where nothing else is said, split and normalised as a given predictor's own."""
+    """Return the model as a classifier; where nothing else is said, split and normalised like another one."""
     if isinstance(model, Classifier):
         if any(given is not None for given in (mean, std, head)):
             raise InvalidValueError("the model is a Classifier already; give mean, std and head to that")
         return model
-    like = predictor.classifier if isinstance(predictor, Predictor) else None
-    if like is not None and head is None:
-        head = like.head_name
-    if mean is None and std is None and like is not None and like.mean is not None and like.std is not None:
-        mean, std = like.mean.flatten().tolist(), like.std.flatten().tolist()
+    if like is not None:
+        head = like.head_name if head is None else head
+        if mean is None and std is None and like.mean is not None and like.std is not None:
+            mean, std = like.mean.flatten().tolist(), like.std.flatten().tolist()
     return Classifier(model, head=head, mean=mean, std=std)
-
-
-def _replace_norms(classifier: Classifier, norm: str) -> None:
-    """Put the named normalisation in the place of every batch norm."""
-    before = classifier.norms()
-    classifier.replace_norms(NORMS.find(norm))
-    if classifier.norms() == before:
-        raise InvalidValueError(f"norm is {norm!r} and the model has no batch-norm layer to replace; leave norm out")
 
 
 def _predictor(classifier: Classifier, predictor: str | Mapping[str, Any] | Predictor, seed: int | None) -> Predictor:

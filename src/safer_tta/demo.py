@@ -1,4 +1,4 @@
-"""What the project is for, in three minutes on a CPU: train, attack, adapt, and compare with and without SAFER."""
+"""The demo: train, attack, adapt, and compare with and without SAFER, in three minutes on a CPU."""
 
 from __future__ import annotations
 
@@ -27,6 +27,11 @@ RATES = (0, 25, 50, 75, 100)
 TABLE_RATES = (0, 50, 100)
 IMAGES = 960
 ROLLING = 4
+RELIABILITY = (
+    "r is a view's reliability: how well its features agree with those of the other views, over the batch. The least "
+    "reliable view is dropped."
+)
+LIMITS = "An attacker who knows that SAFER is used, and computes gradients through the views, defeats it."
 
 
 @dataclass(frozen=True)
@@ -52,17 +57,11 @@ SHOWN = WAYS[3]  # whose views the page shows
 
 @dataclass(frozen=True)
 class Demo:
-    """What the demo found.
+    """What the demo found."""
 
-    Attributes:
-        rows: The rows by label and attack rate.
-        surrogate: The accuracy of the attacker's own model on clean and on attacked images.
-        page: The path of the page.
-    """
-
-    rows: dict[tuple[str, int], dict[str, Any]]
-    surrogate: tuple[float, float]
-    page: Path
+    rows: dict[tuple[str, int], dict[str, Any]]  # the rows by label and attack rate
+    surrogate: tuple[float, float]  # the accuracy of the attacker's own model on clean and on attacked images
+    page: Path  # the path of the page
 
     def table(self) -> list[tuple[str, list[float]]]:
         """Return the accuracies of every way to answer."""
@@ -128,46 +127,31 @@ def _rows(
 
 
 def _page(found: Demo, target: str, shown: list[report.View]) -> str:
-    by_rate = {way.label: Curve(RATES, [found.rows[way.label, rate]["accuracy"] for rate in RATES]) for way in WAYS}
-    over_time = {}
-    for way in WAYS:
-        curve = rolling(found.rows[way.label, 100]["batch_accuracy"], ROLLING)
-        over_time[way.label] = Curve(list(range(1, len(curve) + 1)), curve)
     clean, fooled = found.surrogate
+    views = report.views(shown) if shown else report.paragraph("In this stream, no image was saved by its views.")
     return report.page(
         "safer-tta: adapting under attack",
         report.paragraph(
             f"A classifier trained on three drawn domains meets the fourth, {target}, as a stream of {IMAGES} images. "
-            "An attacker has perturbed some of them (PGD, 8/255) on a model of its own, trained on images like these: "
+            "An attacker has perturbed some of them (PGD, 8/255) on another model, trained on images like these: "
             f"that model falls from {clean:.1f} % to {fooled:.1f} %. Everything here was computed on this machine."
         ),
         report.section(
             "Accuracy at 0, 50 and 100 % attacked",
             report.table(["accuracy, %", *(f"{rate} %" for rate in TABLE_RATES)], found.table()),
         ),
-        report.section(
-            "How it falls, and how it goes on",
-            report.charts(
-                (figures.lines(by_rate, x="attacked, % of each batch", title="against the attack rate").svg, "by rate"),
-                (
-                    figures.lines(over_time, x="batch", title=f"all attacked, mean of {ROLLING} batches").svg,
-                    "over the stream",
-                ),
-            ),
-        ),
-        report.section(
-            "One attacked image, and what its views say",
-            report.paragraph(
-                "r is a view's reliability: how well its features agree with the other views', over the batch. The "
-                "least reliable view is dropped."
-            ),
-            report.views(shown) if shown else report.paragraph("No image of this stream shows it."),
-        ),
-        report.section(
-            "What this is not",
-            report.paragraph(
-                "A defence against an attacker who knows that SAFER is there: one who differentiates through the views "
-                "defeats it."
-            ),
-        ),
+        report.section("Accuracy by attack rate and over the stream", _charts(found)),
+        report.section("One attacked image and the answers of its views", report.paragraph(RELIABILITY), views),
+        report.section("What SAFER does not withstand", report.paragraph(LIMITS)),
     )
+
+
+def _charts(found: Demo) -> str:
+    by_rate = {way.label: Curve(RATES, [found.rows[way.label, rate]["accuracy"] for rate in RATES]) for way in WAYS}
+    over_time = {}
+    for way in WAYS:
+        curve = rolling(found.rows[way.label, 100]["batch_accuracy"], ROLLING)
+        over_time[way.label] = Curve(list(range(1, len(curve) + 1)), curve)
+    left = figures.lines(by_rate, x="attacked, % of each batch", title="by attack rate")
+    right = figures.lines(over_time, x="batch", title=f"all attacked, mean of {ROLLING} batches")
+    return report.charts((left.svg, "by attack rate"), (right.svg, "over the stream"))

@@ -37,17 +37,13 @@ class UnknownNameError(InvalidValueError):
 
     @classmethod
     def of(cls, kind: str, name: object, known: Iterable[object], *, advice: str = "") -> UnknownNameError:
-        """Make the error for a name, with the nearest known one.
-
-        Args:
-            kind: What was named; the command line calls the option the same.
-            name: What came.
-            known: What would have been accepted.
-            advice: A further sentence for the message.
-        """
+        """Make the error for a name, with the nearest known one; the command line calls the option by its `kind`."""
         names = sorted(map(str, known))
-        near = difflib.get_close_matches(str(name), names, n=1)
-        guess = f" (did you mean {near[0]!r}?)" if near else ""
+        near = [repr(found) for found in difflib.get_close_matches(str(name), names, n=1)]
+        first, plus, norm = str(name).partition("+")
+        if kind == "method" and plus and first in names:
+            near = [f"{first!r} with norm {norm!r}"]
+        guess = f" (did you mean {near[0]}?)" if near else ""
         error = cls(f"{kind} {name!r} is unknown{guess}; expected one of {', '.join(names)}{advice}")
         error.kind = kind
         return error
@@ -86,16 +82,12 @@ class JournalError(SaferError, RuntimeError):
 
 
 class ServiceError(SaferError, RuntimeError):
-    """A service refused a request, or did not answer.
-
-    Attributes:
-        status: The HTTP status; 0 if the service could not be reached or broke off its answer.
-        message: The reason, in the service's words.
-    """
+    """A service refused a request, or did not answer."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(status, message)
-        self.status, self.message = status, message
+        self.status = status  # of HTTP; 0 if the service could not be reached or broke off its answer
+        self.message = message  # the reason, in the service's words
 
     def __str__(self) -> str:
         return f"{self.message} (HTTP {self.status})" if self.status else self.message

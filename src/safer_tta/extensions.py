@@ -18,10 +18,11 @@ from . import methods, mixing, pooling, predictors
 from .attacks import ATTACKS
 from .data.store import digest
 from .errors import InvalidValueError, MissingPackageError
+from .models.norm import NORMS
 from .views.pipeline import PRESETS, drawable_operators
 
 PACKAGE = "safer_tta_extensions"
-REGISTRIES = (methods.METHODS, predictors.PREDICTORS, mixing.MIXINGS, pooling.RULES, PRESETS, ATTACKS)
+REGISTRIES = (methods.METHODS, predictors.PREDICTORS, mixing.MIXINGS, pooling.RULES, PRESETS, NORMS, ATTACKS)
 
 
 @dataclass(frozen=True)

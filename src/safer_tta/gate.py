@@ -59,14 +59,7 @@ class Gate:
         share(alpha_clean=self.alpha_clean)
 
     def weigh(self, base: Tensor, probs: Tensor, features: Tensor, memory: Tensor) -> Verdict:
-        """Decide about a batch.
-
-        Args:
-            base: Weights (V,B) of the pooling rule.
-            probs: Probabilities (V,B,K) of every view.
-            features: Features (V,B,d) of every view.
-            memory: What earlier batches left, (3,); zeros at the start of a stream.
-        """
+        """Decide about a batch; `Mixing.weigh` explains the arguments."""
         if len(base) == 1:  # no augmented view to compare with
             return Verdict(base, base)
         if len(base) <= self.least_views:
@@ -113,7 +106,7 @@ def log_odds(evidence: Tensor, memory: Tensor) -> Tensor:
 
 
 def _density_ratio(evidence: Tensor, quadratic: Tensor, prior: Tensor, mean: Tensor) -> Tensor:
-    """Prior log-odds plus the log-ratio of the attacked to the clean density."""
+    """Return prior log-odds plus the log-ratio of the attacked to the clean density."""
     return torch.logit(prior) + torch.addcmul(quadratic, evidence - mean / 2, mean, value=ATTACKED_SPREAD**-2)
 
 

@@ -80,15 +80,11 @@ class NoMixing:
 
 
 def signals(probs: Tensor, features: Tensor) -> dict[str, Tensor]:
-    """Return every suspicion signal of every image, {name: (B,)}.
+    """Return every suspicion signal of every image, {name: (B,)}, of views with probs (V,B,K) and features (V,B,d).
 
     The original is compared with the mean of the augmented views; without augmented views, with itself.
-
-    Args:
-        probs: Probabilities (V,B,K) of every view.
-        features: Features (V,B,d) of every view.
     """
-    return {name: function(*_sides(probs), *_sides(features)) for name, function in SIGNALS.items()}
+    return {name: signal(name, probs, features) for name in SIGNALS}
 
 
 def signal(name: str, probs: Tensor, features: Tensor) -> Tensor:
@@ -115,11 +111,6 @@ def _prob_disagreement(p: Tensor, q: Tensor) -> Tensor:
     return 0.5 * ((p - q) * (p.log() - q.log())).sum(dim=-1)
 
 
-def _feat_disagreement(z: Tensor, y: Tensor) -> Tensor:
-    """1 - cos(z, y), clamped to what a cosine allows."""
-    return (1 - F.cosine_similarity(z, y, dim=-1)).clamp(0, 2)
-
-
 Signal = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 SIGNALS: dict[str, Signal] = {  # of (p of the original, p of the augmented, z of the original, z of the augmented)
     "orig_conf": lambda p, q, z, y: p.amax(dim=-1),
@@ -130,7 +121,7 @@ SIGNALS: dict[str, Signal] = {  # of (p of the original, p of the augmented, z o
     "margin_gap": lambda p, q, z, y: _margin(p) - _margin(q),
     "entropy_gap": lambda p, q, z, y: entropy(p) - entropy(q),
     "prob_disagreement": lambda p, q, z, y: _prob_disagreement(p, q),
-    "feat_disagreement": lambda p, q, z, y: _feat_disagreement(z, y),
+    "feat_disagreement": lambda p, q, z, y: (1 - F.cosine_similarity(z, y, dim=-1)).clamp(0, 2),
 }
 
 CURVES: dict[str, Callable[[Tensor, AdaptiveMixing], Tensor]] = {
@@ -201,16 +192,14 @@ register("linear")(functools.partial(AdaptiveMixing, curve="linear"))
 
 def create(mixing: str | Mapping[str, Any] | Mixing) -> Mixing:
     """Return a mixing from its name, from a name and options such as {"name": "gate", "cost": 5}, or as it is."""
-    if isinstance(mixing, str):
-        return create({"name": mixing})
-    if not isinstance(mixing, Mapping):
-        if isinstance(mixing, Mixing) and not isinstance(mixing, type):
-            return mixing
+    if isinstance(mixing, Mixing) and not isinstance(mixing, type):
+        return mixing
+    if not isinstance(mixing, (str, Mapping)):
         raise InvalidTypeError(
             f"mixing is {mixing!r}; expected one of {', '.join(MIXINGS)}, a dict of a name and options, or an object "
             "that has all that `safer_tta.Mixing` lists"
         )
-    options = dict(mixing)
+    options = {"name": mixing} if isinstance(mixing, str) else dict(mixing)
     name = options.pop("name", "sigmoid")
     made = MIXINGS.find(name)
     check_options(made, options, f"mixing {name!r}")

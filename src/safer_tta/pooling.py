@@ -21,18 +21,12 @@ NOTHING = 1e-6  # if all weights sum to no more than this, all views share equal
 
 @dataclass(frozen=True)
 class Rule:
-    """A pooling rule: a function of (probs, features) -> raw weights, (V,B), or (V,1) if the batch shares them.
-
-    Attributes:
-        function: The rule itself.
-        compares_views: Whether it compares views over a batch, so that it needs several images.
-        version: Raised when its weights change; a part of the names of runs.
-    """
+    """A pooling rule: a function of (probs, features) -> raw weights, (V,B), or (V,1) if the batch shares them."""
 
     name: str
-    function: Callable[[Tensor, Tensor], Tensor]
-    compares_views: bool = False
-    version: int = 1
+    function: Callable[[Tensor, Tensor], Tensor]  # the rule itself
+    compares_views: bool = False  # whether it compares views over a batch, so that it needs several images
+    version: int = 1  # raised when its weights change; a part of the names of runs
 
 
 RULES: Registry[Rule] = Registry("pool", Rule)
@@ -41,17 +35,11 @@ register = RULES.register
 
 @dataclass(frozen=True)
 class Pooled:
-    """What a rule makes of a batch.
+    """What a rule makes of a batch."""
 
-    Attributes:
-        weights: (V,B), summing to one over the views.
-        reliability: (V,), the agreement of each view with the others.
-        dropped: A scalar: the index of the view that got no weight in the whole batch, -1 if none was dropped.
-    """
-
-    weights: Tensor
-    reliability: Tensor
-    dropped: Tensor
+    weights: Tensor  # (V,B), summing to one over the views
+    reliability: Tensor  # (V,), the agreement of each view with the others
+    dropped: Tensor  # a scalar: the index of the view that got no weight in the whole batch, -1 if none was dropped
 
 
 @dataclass(frozen=True)
@@ -77,13 +65,13 @@ class Verdict:
 
 
 def reliability(features: Tensor) -> Tensor:
-    """r_v (V,): the average cross-correlation of view v with every other view, over batch and dimensions."""
+    """Return r_v (V,), the average cross-correlation of view v with every other view, over batch and dimensions."""
     if features.ndim != 3:
         raise InvalidValueError(f"features are {tuple(features.shape)}; expected (V,B,d)")
     views, batch, dimensions = features.shape
+    z = features.to(torch.promote_types(features.dtype, torch.float32))
     if views == 1:
-        return features.new_zeros(1, dtype=_at_least_single(features))
-    z = features.to(_at_least_single(features))
+        return z.new_zeros(1)
     z = z - z.mean(dim=1, keepdim=True)
     z = z / (torch.sqrt(z.square().mean(dim=1, keepdim=True) + 1e-6) + 1e-6)
     z = z.flatten(1)
@@ -95,12 +83,12 @@ def reliability(features: Tensor) -> Tensor:
 
 
 def weights(name: str, probs: Tensor, features: Tensor) -> Tensor:
-    """Weights (V,B) of every view for every image under the named rule."""
+    """Return the weight (V,B) of every view for every image under the named rule."""
     return pool(name, probs, features).weights
 
 
 def pool(name: str, probs: Tensor, features: Tensor) -> Pooled:
-    """Weights of every view under the named rule, and the reliability behind them."""
+    """Return the weights of the views under the named rule, and the reliability behind them."""
     rule = RULES.find(name)
     if probs.ndim != 3 or features.ndim != 3 or probs.shape[:2] != features.shape[:2]:
         raise InvalidValueError(
@@ -112,26 +100,22 @@ def pool(name: str, probs: Tensor, features: Tensor) -> Pooled:
     normalised = torch.where(total > NOTHING, raw / total.clamp_min(NOTHING), 1 / len(raw))
     with torch.no_grad():
         agreement = reliability(features)
-    return Pooled(normalised.expand(probs.shape[:2]).contiguous(), agreement, _dropped(normalised.detach()))
+        # A view goes unused in the whole batch only if all images have the same weights.
+        unused = (normalised.amin() == 0) & (normalised.shape[1] == 1)
+        dropped = torch.where(unused, normalised[:, 0].argmin(), -1)
+    return Pooled(normalised.expand(probs.shape[:2]).contiguous(), agreement, dropped)
 
 
 def with_original(alpha: Tensor, base_weights: Tensor) -> Tensor:
-    """Weights (V,B): α (B,) for the original, the rest for the augmented views as the base weights share it."""
+    """Return weights (V,B): α (B,) for the original; the augmented views share the rest as the base weights say."""
     augmented = base_weights[1:]
     total = augmented.sum(dim=0, keepdim=True)
     shares = torch.where(total > LITTLE, augmented / total.clamp_min(LITTLE), 1 / len(augmented))
     return torch.cat([alpha[None], (1 - alpha) * shares])
 
 
-def _dropped(weights: Tensor) -> Tensor:
-    """The view that the whole batch goes without, -1 where there is none or every image has weights of its own."""
-    first = weights[:, 0]
-    shared = weights.shape[1] == 1
-    return torch.where(first.amin() == 0, first.argmin(), -1) if shared else torch.full_like(first.argmin(), -1)
-
-
 def entropy(probs: Tensor) -> Tensor:
-    """Entropy over the last dimension, in nats; 0·log 0 = 0, with a finite gradient."""
+    """Return the entropy over the last dimension, in nats; 0·log 0 = 0, with a finite gradient."""
     return -(probs * probs.clamp_min(1e-12).log()).sum(dim=-1)
 
 
@@ -142,7 +126,7 @@ def mean(probs: Tensor, features: Tensor) -> Tensor:
 
 @register("entropy")
 def confident(probs: Tensor, features: Tensor) -> Tensor:
-    """1 - H / log K: confident views count more, image by image."""
+    """Weigh views by 1 - H / log K: confident views count more, image by image."""
     classes = probs.shape[2]
     if classes == 1:
         return torch.ones_like(probs[..., 0])
@@ -156,17 +140,13 @@ def top1(probs: Tensor, features: Tensor) -> Tensor:
 
 @register("cc", compares_views=True)
 def cc(probs: Tensor, features: Tensor) -> Tensor:
-    """Reliability, negative ones clipped: an anti-correlated view says nothing."""
+    """Weigh views by reliability; a negative one counts as 0."""
     return reliability(features).clamp_min(0)[:, None].to(probs.dtype)
 
 
 @register("cc_drop", compares_views=True)
 def cc_drop(probs: Tensor, features: Tensor) -> Tensor:
-    """As cc, and the least reliable view (the first of several) gets nothing."""
+    """Weigh views as `cc`, but drop the least reliable one (the first of several)."""
     rho = cc(probs, features)
     least = rho.detach().argmin(dim=0)
     return rho.index_fill(0, least, 0)
-
-
-def _at_least_single(tensor: Tensor) -> torch.dtype:
-    return torch.float64 if tensor.dtype == torch.float64 else torch.float32

@@ -164,7 +164,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def feed(self) -> None:
-        """In pieces that fall into lines, events and letters."""
+        """Send the feed in pieces that split lines, events and characters."""
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream; charset=utf-8")
         self.send_header("Connection", "close")
@@ -193,7 +193,7 @@ def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
 
 @pytest.fixture(autouse=True)
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The seconds that the client would have waited."""
+    """Record the seconds that the client would have waited."""
     asked: list[float] = []
     monkeypatch.setattr("safer_tta.client.client.sleep", asked.append)
     return asked

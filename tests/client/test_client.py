@@ -21,7 +21,7 @@ from tests.client.conftest import CLASSES, TOKEN, Service, parts, pictures, png,
 from tests.serve.helpers import free_port
 
 
-def test_streams_are_made_listed_changed_and_forgotten(service: Service, client: Client) -> None:
+def test_streams_are_created_listed_changed_and_deleted(service: Service, client: Client) -> None:
     assert client.create()["name"] == "made-up"
     assert [s["name"] for s in client.streams()] == ["gate-7", "made-up"]
     assert client.stream("gate-7")["batches"] == 0
@@ -35,7 +35,7 @@ def test_streams_are_made_listed_changed_and_forgotten(service: Service, client:
     assert client.audit()[0]["what"] == "create"
 
 
-def test_labels_and_reports(service: Service, client: Client) -> None:
+def test_labels_are_sent_and_reports_are_listed(service: Service, client: Client) -> None:
     for seed in range(3):
         client.send("gate-7", random_images(seed=seed))
     assert client.label("gate-7", 1, np.array([0, 2, 1]))["accuracy"] == 50.0
@@ -45,7 +45,7 @@ def test_labels_and_reports(service: Service, client: Client) -> None:
     assert service.requests[-1].query == {"last": ["100"]}
 
 
-def test_a_service_mounted_below_a_path(service: Service) -> None:
+def test_a_service_may_be_mounted_below_a_path(service: Service) -> None:
     with Client(service.url + "/behind/proxy/", TOKEN) as client, pytest.raises(ServiceError):
         client.model()
     assert service.requests[-1].path == "/behind/proxy/v1/model"
@@ -114,7 +114,7 @@ def test_a_batch_is_sent_again_and_applied_once(
     assert 0.25 <= waits[1] <= 0.5
 
 
-def test_every_batch_has_a_key_of_its_own_unless_given(service: Service, client: Client) -> None:
+def test_every_batch_has_its_own_key_unless_one_is_given(service: Service, client: Client) -> None:
     for key in (None, None, "mine:1", "mine:1"):
         client.send("gate-7", random_images(), key=key)
     keys = [r.key for r in service.asked("POST", "/batches")]
@@ -156,7 +156,7 @@ def test_retry_after_is_honoured_within_bounds(
     assert least <= waits[0] <= most
 
 
-def test_retries_end(service: Service, waits: list[float]) -> None:
+def test_retries_are_limited(service: Service, waits: list[float]) -> None:
     service.faults = [refuse(429, "the queue is full", Retry_After="1")] * 9
     with Client(service.url, retries=2) as client, pytest.raises(ServiceError, match="the queue is full") as caught:
         client.model()
@@ -165,7 +165,7 @@ def test_retries_end(service: Service, waits: list[float]) -> None:
 
 
 @pytest.mark.parametrize("what", ["create", "delete", "rollback"])
-def test_what_must_not_be_done_twice_is_not_asked_twice(
+def test_a_request_that_may_have_been_done_is_not_repeated(
     service: Service, client: Client, waits: list[float], what: str
 ) -> None:
     service.faults = ["lose"]
@@ -185,7 +185,7 @@ def test_what_must_not_be_done_twice_is_not_asked_twice(
 # Errors
 
 
-def test_errors_are_in_the_servers_words(service: Service, client: Client) -> None:
+def test_errors_have_the_status_and_the_words_of_the_service(service: Service, client: Client) -> None:
     with pytest.raises(ServiceError) as caught:
         client.stream("nowhere")
     assert (caught.value.status, caught.value.message) == (404, "there is no stream nowhere")
@@ -213,7 +213,7 @@ def test_an_error_can_be_copied_as_process_pools_do() -> None:
         (307, {"Location": "http://127.0.0.1:9/elsewhere"}, b""),
     ],
 )
-def test_something_else_listens_there(service: Service, client: Client, fault: Any) -> None:
+def test_answers_of_other_services_are_refused(service: Service, client: Client, fault: Any) -> None:
     service.faults = [fault]
     with pytest.raises(ServiceError, match="not as the API does") as caught:
         client.streams()
@@ -221,7 +221,7 @@ def test_something_else_listens_there(service: Service, client: Client, fault: A
     assert len(service.requests) == 1
 
 
-def test_nobody_listens(waits: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_service_is_reported(waits: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_PROXY", "*")
     port = free_port()
     with Client(f"http://127.0.0.1:{port}", TOKEN) as client, pytest.raises(ServiceError) as caught:
@@ -232,7 +232,7 @@ def test_nobody_listens(waits: list[float], monkeypatch: pytest.MonkeyPatch) -> 
     assert len(waits) == 5
 
 
-def test_a_server_that_never_answers(service: Service) -> None:
+def test_a_service_that_never_answers_is_reported(service: Service) -> None:
     deaf = socket.create_server(("127.0.0.1", 0))
     client = Client(f"http://127.0.0.1:{deaf.getsockname()[1]}", timeout=0.05, retries=0)
     with deaf, client, pytest.raises(ServiceError, match=r"ReadTimeout.*raise the timeout of 0\.05 s") as caught:
@@ -265,7 +265,7 @@ def test_invalid_options_are_refused_and_secrets_not_shown() -> None:
         assert "s3cr" not in str(caught.value)
 
 
-def test_without_httpx_it_says_what_to_install() -> None:
+def test_without_httpx_the_error_says_what_to_install() -> None:
     code = "import sys; sys.modules['httpx'] = sys.modules['torch'] = None\n"  # and torch is not needed at all
     code += "from safer_tta.client import Client\nClient('http://127.0.0.1:1')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
@@ -277,14 +277,14 @@ def test_without_httpx_it_says_what_to_install() -> None:
 # The feed
 
 
-def test_the_feed_is_read_as_the_standard_refuse(service: Service, client: Client) -> None:
+def test_the_feed_is_read_as_the_standard_says(service: Service, client: Client) -> None:
     reports = list(client.follow("gate-7"))
     assert reports == [{"number": 0, "alarm": ""}, {"number": 1, "views": ["a\u2028b → c"]}]
     assert service.requests[-1].headers["accept"] == "text/event-stream"
     assert service.requests[-1].headers["authorization"] == f"Bearer {TOKEN}"
 
 
-def test_the_feed_is_open_before_it_is_read_and_can_be_left(service: Service, client: Client) -> None:
+def test_the_feed_is_open_before_it_is_read_and_can_be_closed(service: Service, client: Client) -> None:
     service.faults = [refuse(503, "starting")]
     feed = client.follow("gate-7")
     assert len(service.asked("GET", "/reports")) == 2
@@ -293,7 +293,7 @@ def test_the_feed_is_open_before_it_is_read_and_can_be_left(service: Service, cl
     assert client.stream("gate-7")["name"] == "gate-7"
 
 
-def test_a_feed_that_is_none(service: Service, client: Client) -> None:
+def test_invalid_feeds_are_refused(service: Service, client: Client) -> None:
     with pytest.raises(ServiceError, match="no stream nowhere") as caught:
         client.follow("nowhere")
     assert caught.value.status == 404
@@ -305,7 +305,7 @@ def test_a_feed_that_is_none(service: Service, client: Client) -> None:
         list(client.follow("gate-7"))
 
 
-def test_a_feed_that_breaks(service: Service, client: Client) -> None:
+def test_a_feed_that_breaks_is_reported(service: Service, client: Client) -> None:
     short = b'event: report\ndata: {"number": 0}\n\n'
     service.faults = [(200, {"Content-Type": "text/event-stream", "Transfer-Encoding": "chunked"}, b"ffff\r\n" + short)]
     service.faults[0][1]["Connection"] = "close"

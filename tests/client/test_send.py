@@ -1,4 +1,4 @@
-"""`send_folder`: every image of a folder once, also if it is interrupted."""
+"""`send_folder`: every image of a folder is sent once, even if it is interrupted."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.client.conftest import TOKEN, Service, parts, png, random_images, ref
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Five images of two classes in three kinds of files, and things that are no images."""
+    """Five images of two classes in three kinds of files, and files that are not images."""
     root = tmp_path / "photos"
     names = ["dog/b.png", "dog/a.JPG", "cat/2.webp", "cat/1.png", "cat/more/cat/3.jpeg"]
     for name, image in zip(names, random_images(5), strict=True):
@@ -60,7 +60,7 @@ def test_labels_are_the_names_of_folders(service: Service, client: Client, folde
     assert sorted(service.labels[0]) == [0, 0, 1]
 
 
-def test_images_in_the_folder_itself_have_its_name(
+def test_images_in_the_folder_itself_are_labelled_by_its_name(
     service: Service, client: Client, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(folder / "dog")
@@ -107,7 +107,7 @@ def test_keys_follow_the_stream_the_names_and_the_contents(service: Service, cli
     assert keys(at=folder)[1] not in {first[1], second[1]}
 
 
-def test_folders_that_cannot_be_sent(service: Service, client: Client, folder: Path, tmp_path: Path) -> None:
+def test_unusable_folders_are_refused(service: Service, client: Client, folder: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(InvalidValueError, match=r"no images.*\.jpeg, \.jpg, \.png, \.webp"):
         send_folder(client, tmp_path / "empty", "gate-7")

@@ -6,6 +6,7 @@ dry run, scripts must only exist, and nothing is installed.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -20,6 +21,7 @@ import pytest
 import typer
 
 from safer_tta.cli import app
+from safer_tta.serve import schemas
 from tests.serve.helpers import free_port
 
 ROOT = Path(__file__).parents[2]
@@ -68,8 +70,8 @@ SMALLER = [
     (r"--weights WEIGHTS.safetensors --architecture resnet50 --device cuda", ""),
     (r"--data PATH/TO/PACS", "--data synthetic"),
     (r"^safer train (.*)", r"safer train \1 --steps 2 --batch 4"),
-    (r"^safer attack (.*)--store work( --steps 20)?", r"safer attack \1--store work --steps 1"),
-    (r"^safer run (.*)", r"safer run \1 --steps 1 --limit 64"),
+    (r"^safer attack (.*)--store work( --attack-steps 20)?", r"safer attack \1--store work --attack-steps 1"),
+    (r"^safer run (.*)", r"safer run \1 --attack-steps 1 --images 64"),
     (r"^safer bench (?!list|status|tasks)(?!.*--quick)(?!.*--dry-run)(.*)", r"safer bench \1 --quick"),
 ]
 
@@ -79,10 +81,14 @@ def blocks(page: Path) -> list[tuple[str, str]]:
 
 
 def commands(body: str) -> list[str]:
-    return [line for line in (line.partition(" #")[0].strip() for line in body.splitlines()) if line]
+    """Return the commands of a block: one a line, unless a backslash continues it, and without comments."""
+    lines = re.sub(r"\s*\\\n\s*", " ", body).splitlines()
+    return [line for line in (f" {line}".partition(" #")[0].strip() for line in lines) if line]
 
 
-COMMANDS = sorted({c for page in PAGES for kind, body in blocks(page) if kind == "bash" for c in commands(body)})
+COMMANDS = {c for page in PAGES for kind, body in blocks(page) if kind == "bash" for c in commands(body)}
+# Also those within sentences and tables, of result pages too.
+COMMANDS |= {c for page in (ROOT / "docs").rglob("*.md") for c in re.findall(r"`(safer [^`\n]+)`", page.read_text())}
 
 
 def script(page: Path, port: int) -> str:
@@ -139,7 +145,7 @@ def folder(tmp_path, source_file, monkeypatch):
     "page", [page for page in PAGES if {"python", "bash"} & dict(blocks(page)).keys()], ids=lambda page: page.stem
 )
 def test_a_page_does_what_it_says(page, folder, source_file):
-    if "safer train source" not in page.read_text():
+    if "safer train source" not in script(page, 0):
         shutil.copy(source_file, folder / "source.safetensors")
     program = folder / "page.py"
     program.write_text(script(page, free_port()))
@@ -164,12 +170,22 @@ def test_extras_that_pages_name_exist():
     assert {extra for names in named for extra in names.split(",")} <= set(extras)
 
 
-@pytest.mark.parametrize("command", [command for command in COMMANDS if command.startswith("safer ")])
-def test_options_of_commands_exist(command):
+@pytest.mark.parametrize("command", sorted(command for command in COMMANDS if command.startswith("safer ")))
+def test_commands_and_their_options_exist(command):
     """Include those that the runs above leave out or make smaller."""
     words = shlex.split(command)[1:]
     parsed = typer.main.get_command(app)
+    if words[0] == "--extension":
+        assert words.pop(0) in {option for parameter in parsed.params for option in parameter.opts}
+        words.pop(0)
     while words and hasattr(parsed, "commands"):
         parsed = parsed.commands[words.pop(0)]
     known = {option for parameter in parsed.params for option in parameter.opts}
     assert {word for word in words if word.startswith("--")} <= known
+
+
+def test_json_of_the_service_is_as_its_schemas():
+    """The examples on the page are complete: a field that is missing or unknown is refused."""
+    examples = [json.loads(body) for kind, body in blocks(ROOT / "docs" / "serve.md") if kind == "json"]
+    for schema, example in zip((schemas.Stream, schemas.Answer, schemas.Model), examples, strict=True):
+        schema.model_validate(example, strict=True)

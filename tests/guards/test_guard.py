@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import concurrent.futures
-import copy
 import itertools
 
 import pytest
@@ -12,27 +10,13 @@ from torch import nn
 
 import safer_tta
 from safer_tta import methods
-from safer_tta.guards import POLICIES, Anchor, Guard
-from tests.conftest import CLASSES, LEARNING, batches, same, small_net
-
-
-def guarded(method="tent", predictor="plain", **options):
-    adapted = safer_tta.adapt(small_net(), method, predictor, seed=0, validate=False)
-    return Guard(adapted, **{"least_images": 1, **options})
-
-
-def one_class() -> torch.Tensor:
-    return torch.zeros(6, 3, 24, 24)
-
-
-def quick(method: str, **options) -> Guard:
-    """Any method under a guard, with as few passes a batch as it allows."""
-    settings = {"memo": {"copies": 4}, "cotta": {"versions": 2}, **LEARNING}.get(method, {})
-    return Guard(safer_tta.adapt(small_net(), method, "plain", seed=0, validate=False, **settings), **options)
+from safer_tta.guards import POLICIES, Guard
+from tests.conftest import CLASSES, batches, same, small_net
+from tests.guards.parts import guarded, one_class, quick
 
 
 @pytest.mark.parametrize("method", methods.METHODS)
-def test_images_that_are_not_finite_leave_every_tensor_as_it_was(method):
+def test_non_finite_images_change_no_tensor(method):
     """Between good batches, so that there are moments and memories to spoil (2,000 batches in `make soak`)."""
     guard = quick(method, window=1000)
     broken = torch.full((4, 3, 16, 16), torch.nan)
@@ -45,7 +29,7 @@ def test_images_that_are_not_finite_leave_every_tensor_as_it_was(method):
 
 
 @pytest.mark.parametrize("method", methods.METHODS)
-def test_constant_images_give_finite_numbers_without_help(method):
+def test_constant_images_give_finite_numbers(method):
     """No spread in an image, in a channel or over a batch: what divides by one must not need the guard."""
     guard = quick(method, window=1000)
     for number in range(11):
@@ -55,7 +39,7 @@ def test_constant_images_give_finite_numbers_without_help(method):
 
 
 @pytest.mark.parametrize("method", methods.METHODS)
-def test_one_image_over_and_over_is_a_collapse_and_taken_back(method):
+def test_a_repeated_image_is_a_collapse_and_rolled_back(method):
     guard = quick(method, window=4, least_images=16)
     start = guard.state_dict()
     for number in range(1, 9):
@@ -65,7 +49,7 @@ def test_one_image_over_and_over_is_a_collapse_and_taken_back(method):
             assert same(guard.state_dict(), start)
 
 
-def test_a_gradient_that_is_not_finite_is_not_used():
+def test_a_non_finite_gradient_is_not_used():
     guard = guarded("tent")
     guard(batches(1)[0])
     before = guard.state_dict()
@@ -78,7 +62,7 @@ def test_a_gradient_that_is_not_finite_is_not_used():
 
 
 @pytest.mark.parametrize("method", ["tent", "sar"])
-def test_without_a_guard_too_such_a_gradient_teaches_nothing(method):
+def test_a_non_finite_gradient_teaches_nothing_without_a_guard(method):
     adapted = safer_tta.adapt(small_net(), method, "plain", seed=0, validate=False)
     adapted(batches(1)[0])
     before = adapted.state_dict()
@@ -92,22 +76,7 @@ def test_without_a_guard_too_such_a_gradient_teaches_nothing(method):
     assert not same(adapted.state_dict(), before)
 
 
-def test_a_look_back_that_fails_costs_nothing_that_was_learnt(monkeypatch):
-    guard = guarded("tent", least_agreement=0.5)
-    for images in batches(3):
-        guard(images)
-    learnt = guard.state_dict()
-
-    def exhausted(method, images):
-        raise torch.OutOfMemoryError("no memory for so many images at once")
-
-    monkeypatch.setattr(type(guard.method), "predict", exhausted)
-    with pytest.raises(torch.OutOfMemoryError):
-        guard.memory.anchor.agreement(guard.method)
-    assert same(guard.state_dict(), learnt)
-
-
-def test_weights_that_are_not_finite_are_rolled_back():
+def test_non_finite_weights_are_rolled_back():
     guard = guarded("tent")
     start = guard.state_dict()
     guard.method.commit = lambda *_: guard.classifier.model.norm1.weight.fill_(torch.nan)
@@ -165,7 +134,7 @@ class Colours(nn.Module):
         (0.02, 18, False),  # nine of ten and no more
     ],
 )
-def test_what_a_collapse_is(brightness, of_one_class, collapsed):
+def test_collapse_is_detected_by_share_and_spread(brightness, of_one_class, collapsed):
     """By default: eight batches of too little spread, or of more than nine tenths for one class."""
     guard = Guard(safer_tta.adapt(Colours(), "none", "plain", seed=0))
     images = torch.zeros(20, 3, 8, 8)
@@ -177,7 +146,7 @@ def test_what_a_collapse_is(brightness, of_one_class, collapsed):
     assert guard.counters["collapses"] == collapsed
 
 
-def test_nobody_goes_back_into_a_collapse():
+def test_no_rollback_returns_into_a_collapse():
     """States that nobody had judged yet when it was found are given up with it."""
     guard = guarded("tent", window=2, snapshot_every=1, least_agreement=0)
     for images in batches(4):
@@ -220,61 +189,6 @@ def test_rolling_back_twice_goes_further_back():
     assert same(guard.state_dict(), states[0])
 
 
-def test_a_rollback_passes_over_states_that_have_forgotten_the_first_images():
-    guard = guarded("tent", window=1, snapshot_every=1, least_entropy=0.0, largest_share=1.0)
-    states = []
-    for images in batches(4):
-        guard(images)
-        states.append(guard.state_dict())
-    for _, snapshot in guard.memory.healthy[1:]:
-        snapshot["model.norm1.weight"].neg_()  # as if learnt: finite, and worthless
-        snapshot["model.norm2.weight"].neg_()
-    guard.rollback()
-    assert guard.counters["drifted_snapshots"] == 2
-    assert same(guard.state_dict(), states[0])
-
-
-def test_looking_at_the_first_images_moves_nothing():
-    """Not the weights, not the generator: SAFER's views are the same with a rollback's look or without."""
-    guard = guarded("tent", predictor="safer")
-    for images in batches(2):
-        guard(images)
-    before = guard.state_dict()
-    assert guard.memory.anchor.agreement(guard.method) == 1.0
-    after = guard.state_dict()
-    assert all(torch.equal(before[name], after[name]) for name in before)
-
-
-def test_the_first_images_are_compared_under_one_draw_of_views():
-    """A method that never learns answers them as at its start, whenever somebody asks."""
-    guard = guarded("none", predictor="safer", window=1, least_images=1000)
-    for images in batches(4, size=60):
-        guard(images)
-        assert len(guard.memory.anchor.images) == 60
-        assert guard.memory.anchor.agreement(guard.method) == 1.0
-
-
-def test_agreement_is_the_share_of_the_first_images_answered_as_at_the_start():
-    anchor, start = Anchor(), guarded("tent").method
-    method = safer_tta.adapt(small_net(), "tent", "plain", seed=0, lr=0.3)
-    shares = []
-    for images in batches(3, size=60):
-        anchor.offer(images)
-        method(images)
-        same_answer = method.predict(anchor.images).labels == start.predict(anchor.images).labels
-        shares.append(float(same_answer.float().mean()))
-        assert anchor.agreement(method) == shares[-1]
-    assert min(shares) < 1
-
-
-def test_the_anchor_holds_the_first_128_images():
-    anchor = Anchor()
-    stream = batches(3, size=60)
-    for images in stream:
-        anchor.offer(images)
-    assert torch.equal(anchor.images, (torch.cat(stream)[:128] * 255).round().to(torch.uint8))
-
-
 def test_old_snapshots_lie_further_and_further_apart():
     guard = guarded("none", window=1, snapshot_every=1, least_entropy=0.0, largest_share=1.0, snapshots=4)
     images = batches(1)[0]
@@ -297,7 +211,7 @@ def test_periodic_reset():
     assert guard.counters["periodic_resets"] == 2
 
 
-def test_behind_its_time_it_answers_without_learning():
+def test_a_late_guard_answers_without_learning():
     now = [0.0]
 
     def clock():
@@ -316,7 +230,7 @@ def test_behind_its_time_it_answers_without_learning():
     assert relaxed.counters["skipped_updates"] == 0
 
 
-def test_time_saved_makes_up_for_time_lost():
+def test_saved_time_makes_up_for_lost_time():
     """A batch of 3 s with 1 s allowed: two quick ones are answered only, and then it learns again."""
     now = [0.0]
     guard = guarded("tent", seconds=1.0, clock=lambda: now[0])
@@ -336,16 +250,7 @@ def test_time_saved_makes_up_for_time_lost():
     assert guard.counters["skipped_updates"] == 2
 
 
-def test_everything_else_goes_through(tmp_path):
-    guard = guarded("tent")
-    guard(batches(1)[0])
-    guard.save(tmp_path / "s")
-    assert guard.state_bytes > 0
-    assert guard.predict(batches(1)[0]).probs.shape == (6, CLASSES)
-    assert len(list(guard.stream(batches(2)))) == 2
-
-
-def test_a_healthy_stream_is_not_touched():
+def test_a_healthy_stream_is_answered_as_without_a_guard():
     """With the guard or without: the same answers, bit for bit."""
     plain = safer_tta.adapt(small_net(), "tent", seed=0)
     watched = Guard(safer_tta.adapt(small_net(), "tent", seed=0), largest_share=1.0, least_entropy=0.0)
@@ -355,7 +260,7 @@ def test_a_healthy_stream_is_not_touched():
     assert watched.counters["collapses"] == 0
 
 
-def test_answers_that_are_not_finite_mean_sick_weights_and_never_count_as_healthy():
+def test_non_finite_answers_never_count_as_healthy():
     guard = guarded("tent", window=2, snapshot_every=1, least_entropy=0.0, largest_share=1.0)
     for images in batches(6):
         guard(images)
@@ -366,7 +271,7 @@ def test_answers_that_are_not_finite_mean_sick_weights_and_never_count_as_health
     assert torch.isfinite(guard(batches(1, seed=4)[0]).probs).all()
 
 
-def test_images_that_are_not_finite_are_not_the_weights_fault():
+def test_non_finite_images_do_not_count_against_the_weights():
     guard = guarded("tent", window=2, snapshot_every=1, least_entropy=0.0, largest_share=1.0)
     for _ in range(4):
         guard(batches(1)[0])
@@ -376,7 +281,7 @@ def test_images_that_are_not_finite_are_not_the_weights_fault():
     assert [when for when, _ in guard.memory.healthy] == [1, 2]  # judged batches alone move the clock
 
 
-def test_a_few_single_images_of_one_class_are_no_collapse():
+def test_a_few_single_images_of_one_class_are_not_a_collapse():
     guard = guarded("none", window=8, least_images=64)
     for _ in range(63):
         guard(one_class()[:1])
@@ -392,15 +297,8 @@ def test_collapse_is_judged_before_a_periodic_reset():
     assert guard.counters["collapses"] == 1
 
 
-def test_what_returns_the_method_returns_the_guard(tmp_path):
-    guard = guarded("tent")
-    guard.save(tmp_path / "s")
-    for returned in (guard.to("cpu"), guard.load(tmp_path / "s"), guard.freeze(), guard.unfreeze()):
-        assert returned is guard
-
-
 @pytest.mark.parametrize("back", ["reset", "load", "load_state_dict", "periodic", "collapse"])
-def test_a_rollback_never_goes_behind_a_reset_or_a_load(back, tmp_path):
+def test_no_rollback_goes_back_before_a_reset_or_a_load(back, tmp_path):
     options = {"window": 1, "snapshot_every": 1, "least_entropy": 0.0, "largest_share": 1.0}
     options |= {"periodic": {"reset_every": 5}, "collapse": {"policy": "reset"}}.get(back, {})
     guard = guarded("tent", **options)
@@ -421,7 +319,7 @@ def test_a_rollback_never_goes_behind_a_reset_or_a_load(back, tmp_path):
     assert same(guard.state_dict(), start)
 
 
-def test_a_loss_that_is_not_finite_is_counted():
+def test_a_non_finite_loss_is_counted():
     guard = guarded("tent")
     forward = guard.method.forward
     guard.method.forward = lambda *a: (step := forward(*a))._replace(loss=step.loss * torch.nan)
@@ -441,24 +339,6 @@ def test_a_refused_second_update_leaves_the_first_and_the_answer(watch):
     assert torch.equal(other["policy.strength"], torch.zeros_like(other["policy.strength"]))
 
 
-def test_a_copied_guard_still_refuses_gradients():
-    guard = copy.deepcopy(guarded("tent"))
-    guard.classifier.model.norm1.weight.register_hook(lambda g: g * torch.inf)
-    assert guard(batches(1)[0]).report.health["non_finite_gradients"] == 1
-
-
-def test_threads_share_a_guard():
-    """Batches whose gradient is refused in one thread do not freeze the method under another."""
-    guard = guarded("tent", window=1000)
-    calls = itertools.count()
-    guard.classifier.model.norm1.weight.register_hook(lambda g: g * torch.inf if next(calls) % 5 == 0 else g)
-    images = batches(1)[0]
-    with concurrent.futures.ThreadPoolExecutor(4) as pool:
-        list(pool.map(guard, [images] * 40))
-    assert next(calls) == 40  # every batch reached its backward pass
-    assert guard.counters["non_finite_gradients"] == 8
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -470,11 +350,11 @@ def test_threads_share_a_guard():
         {"reset_every": -1},
     ],
 )
-def test_mistakes_are_named(options):
+def test_invalid_options_are_refused(options):
     with pytest.raises(ValueError, match="expected"):
         guarded(**options)
 
 
-def test_only_methods_are_guarded():
+def test_only_methods_can_be_guarded():
     with pytest.raises(TypeError, match="adapt"):
         Guard(small_net())

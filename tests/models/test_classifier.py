@@ -11,8 +11,8 @@ from torch import nn
 
 import safer_tta
 from safer_tta import Classifier
-from safer_tta.errors import InvalidValueError, UnknownNameError
-from safer_tta.models import trunk
+from safer_tta.errors import InvalidTypeError, InvalidValueError, UnknownNameError
+from safer_tta.models import trunk, zoo
 from tests.conftest import SmallNet, batches, classifier, small_net
 
 
@@ -110,6 +110,30 @@ def test_normalisation_is_declared(images):
 def test_half_a_normalisation_is_refused(mean, std):
     with pytest.raises(InvalidValueError, match="std"):
         Classifier(small_net(), mean=mean, std=std)
+
+
+@pytest.mark.parametrize(
+    ("mean", "std", "says"),
+    [
+        ((123.7, 116.3, 103.5), (58.4, 57.1, 57.4), "divide both by 255"),
+        (127.5, 127.5, "divide both by 255"),
+        ((0.5, 0.5), (0.2, 0.2), "3 channels"),
+    ],
+)
+def test_a_normalisation_of_bytes_or_of_two_channels_is_refused(mean, std, says):
+    with pytest.raises(InvalidValueError, match=f"(?i){says}"):
+        Classifier(small_net(), mean=mean, std=std)
+
+
+def test_a_model_that_returns_no_scores_is_refused(images):
+    with pytest.raises(InvalidTypeError, match=r"returned a tuple; expected a tensor of class scores \(B,K\)"):
+        Classifier(Wrapped(lambda net, x: (net(x), None)).eval())(images)
+
+
+def test_one_image_that_leaves_one_value_for_each_channel_is_refused():
+    adapted = safer_tta.adapt(zoo.create("resnet18", num_classes=3), predictor="plain")
+    with pytest.raises(InvalidValueError, match="at least two images"):
+        adapted(torch.rand(1, 3, 32, 32))
 
 
 def test_float64_and_small_batches():

@@ -11,6 +11,7 @@ from safer_tta._internal import safetensors_io
 from safer_tta.errors import UnknownNameError
 from safer_tta.models import zoo
 from safer_tta.models.norm import MedBN
+from safer_tta.training.backbone import SHIPPED
 from tests.conftest import WEIGHTS, needs_pacs, needs_weights, photographs
 
 
@@ -82,6 +83,10 @@ def test_weights_of_another_architecture_are_refused(tmp_path):
         zoo.create("resnet18", weights=path)
     with pytest.raises(ValueError, match="does not name its architecture"):
         zoo.create(str(path))
+
+
+def test_a_shipped_model_is_created_from_the_path_of_its_file():
+    assert zoo.create(SHIPPED).state_dict().keys() == zoo.create("small").state_dict().keys()
 
 
 def test_unknown_model_is_named():

@@ -1,4 +1,4 @@
-"""Reliability, pooling rules and mixing against the paper's formulas, written as loops over float64 numbers."""
+"""Compare reliability, pooling rules and mixing with the paper's formulas, written as loops over float64 numbers."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from safer_tta.gate import Gate
 from tests.conftest import batches, classifier, needs_pacs, photographs, small_net
 
 V, B, K, D = 5, 7, 4, 9
+NO_MEMORY = torch.zeros(0)
 
 
 def random_views(seed: int, views: int = V) -> tuple[torch.Tensor, torch.Tensor]:
@@ -136,10 +137,12 @@ def test_signals(case):
 def test_mixing(signal, curve, higher):
     probs, features = random_views(5)
     options = {"tau": 0.3, "kappa": 4.0, "delta": 0.2, "alpha_attacked": 0.1, "alpha_clean": 0.8}
-    rule = mixing.Mixing(curve=curve, signal=signal, higher_is_suspicious=higher, **options)
+    rule = mixing.AdaptiveMixing(curve=curve, signal=signal, higher_is_suspicious=higher, **options)
     base = pooling.weights("cc_drop", probs, features)
-    mixed, suspicion = rule.mix(base, probs, features)
-    ours = mixed.numpy()
+    verdict = rule.weigh(base, probs, features, NO_MEMORY)
+    assert verdict.lesson is verdict.answer
+    assert set(verdict.signals) == {signal}
+    ours = verdict.answer.numpy()
     for b in range(B):
         s = expected_signals(probs.double().numpy(), features.double().numpy(), b)[signal]
         o = s - 0.3 if higher else 0.3 - s
@@ -150,28 +153,28 @@ def test_mixing(signal, curve, higher):
         }[curve]
         alpha = 0.8 + q * (0.1 - 0.8)
         rest = base[1:, b].double().numpy()
-        assert suspicion[b].item() == pytest.approx(s if higher else -s, abs=1e-5)
+        assert verdict.signals[signal][b].item() == pytest.approx(s if higher else -s, abs=1e-5)
         assert ours[0, b] == pytest.approx(alpha, abs=1e-5)
         assert ours[1:, b] == pytest.approx((1 - alpha) * rest / rest.sum(), abs=1e-5)
 
 
 def test_defaults_are_the_papers():
-    rule = mixing.Mixing()
+    rule = mixing.AdaptiveMixing()
     assert (rule.tau, rule.kappa, rule.alpha_attacked, rule.alpha_clean) == (0.2, 3.0, 0.25, 0.65)
     assert rule.delta == 0.1
-    assert (rule.curve, rule.signal) == ("sigmoid", "feat_disagreement")
+    assert (rule.curve, rule.signal, rule.higher_is_suspicious) == ("sigmoid", "feat_disagreement", True)
 
 
-def test_mixing_shares_evenly_when_all_augmented_views_have_nothing():
+def test_augmented_views_without_any_weight_share_evenly():
     probs, features = random_views(1)
     base = torch.zeros(V, B)
     base[0] = 1
-    weights, _ = mixing.Mixing().mix(base, probs, features)
+    weights = mixing.AdaptiveMixing().weigh(base, probs, features, NO_MEMORY).answer
     assert torch.allclose(weights[1:], (1 - weights[0]).expand(V - 1, B) / (V - 1))
 
 
 def test_gradients_flow_through_the_weights():
-    """d(weight)/d(features) by autograd equals finite differences: nothing is detached on the way."""
+    """Autograd gives d(weight)/d(features) as finite differences do, so nothing is detached on the way."""
     _, features = random_views(2)
     features = features.double().requires_grad_(True)
     probs = random_views(3)[0].double()
@@ -185,8 +188,8 @@ def test_gradients_flow_through_the_weights():
 
 
 @pytest.mark.parametrize(("spread", "uniform"), [(3e-2, False), (1e-4, True)])
-def test_weights_count_until_they_sum_to_nothing(spread, uniform):
-    """Answers that are next to uniform leave weights of 1e-4 together, which still differ; of 1e-8 none is left."""
+def test_weights_are_equal_only_if_their_sum_is_next_to_zero(spread, uniform):
+    """Nearly uniform answers leave weights that sum to 1e-4 and still differ; a sum of 1e-8 counts as nothing."""
     probs = (spread * torch.randn(V, B, K, dtype=torch.float64, generator=torch.Generator().manual_seed(0))).softmax(-1)
     weights = pooling.weights("entropy", probs, random_views(0)[1]).numpy()
     assert weights == pytest.approx(expected_weights("entropy", probs.numpy(), np.empty(0)), abs=1e-6)
@@ -197,7 +200,7 @@ def test_weights_count_until_they_sum_to_nothing(spread, uniform):
 
 
 def pooled_by_hand(source: Classifier, views: torch.Tensor, mixed: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """SAFER's or SAFER-A's probabilities, and the features, of views (V,B,3,H,W); autograd follows every line."""
+    """Return SAFER's or SAFER-A's probabilities and the features of views (V,B,3,H,W); autograd follows each line."""
     z, logits = (t.unflatten(0, views.shape[:2]) for t in source(views.flatten(0, 1)))
     p, others = logits.softmax(-1), range(len(views))
     scaled = (z - z.mean(1, keepdim=True)) / ((z.var(1, correction=0, keepdim=True) + 1e-6).sqrt() + 1e-6)
@@ -212,15 +215,15 @@ def pooled_by_hand(source: Classifier, views: torch.Tensor, mixed: bool) -> tupl
     return sum(w[v, :, None] * p[v] for v in others), sum(base[v, :, None] * z[v] for v in others)
 
 
-@pytest.mark.parametrize("mixing", [None, "sigmoid"])
+@pytest.mark.parametrize("mixing", ["none", "sigmoid"])
 @pytest.mark.parametrize("part", ["probs", "features"])
 def test_gradients_of_the_pooled_answer(mixing, part):
-    """To the images, for an attacker, and to the parameters, for a method: through the weights and what they weigh."""
+    """An attacker needs gradients of the images, a method those of the parameters; both pass through the weights."""
     source = Classifier(small_net().double()).eval()
     predictor, images = Safer(source, mixing=mixing, seed=0), batches(1)[0].double().requires_grad_(True)
     draw = predictor.draw(images)
     ours = getattr(predictor(images, draw), part)
-    probs, features = pooled_by_hand(source, draw.views(images), mixed=mixing is not None)
+    probs, features = pooled_by_hand(source, draw.views(images), mixed=mixing == "sigmoid")
     expected = probs if part == "probs" else features
     torch.testing.assert_close(ours, expected, rtol=0, atol=1e-9)
     towards = [images, *(w for name, w in source.named_parameters() if part == "probs" or "fc" not in name)]
@@ -229,7 +232,7 @@ def test_gradients_of_the_pooled_answer(mixing, part):
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-9)
 
 
-def test_logits_are_logarithms_from_a_millionth_on():
+def test_logits_are_logarithms_of_probabilities_above_a_millionth():
     net = small_net().eval()
     net.fc.weight.data *= 20
     prediction = Safer(net, seed=0)(torch.cat(batches(8)))
@@ -239,20 +242,24 @@ def test_logits_are_logarithms_from_a_millionth_on():
     torch.testing.assert_close(prediction.logits.detach().double(), p.clamp_min(1e-6).log(), rtol=0, atol=1e-4)
 
 
-def test_the_signal_reported_is_the_mixings(images):
-    """SAFER-A's is the one it was given, the gate's the chance that an image is attacked; without a mixing it is the
-    disagreement of features."""
+def test_the_figures_reported_are_the_mixings(images):
+    """SAFER-A reports the signal it was given, SAFER the disagreement of features, and the gate a probability."""
     source = classifier().eval()
     draw = Safer(source, pipeline="gentle", seed=0).draw(images)
     features = source(draw.views(images).flatten(0, 1))[0].unflatten(0, (5, -1)).detach()
     disagreement = (1 - torch.cosine_similarity(features[0], features[1:].mean(0), dim=1)).clamp(0, 2)
-
-    def signal(given: object) -> torch.Tensor:
-        return Safer(source, mixing=given, pipeline="gentle", seed=0)(images).report.signal
-
-    torch.testing.assert_close(signal(None), disagreement)
-    torch.testing.assert_close(signal("sigmoid"), disagreement)
-    alike, nothing = torch.full(features.shape[:2], 1 / len(features)), torch.zeros(*features.shape[:2], 1)
-    torch.testing.assert_close(signal("gate"), Gate().mix(alike, nothing, features)[1])
     confidence = source(images)[1].softmax(-1).amax(-1).detach()
-    torch.testing.assert_close(signal({"signal": "orig_conf"}), confidence)
+    alike, nothing = torch.full(features.shape[:2], 1 / len(features)), torch.zeros(*features.shape[:2], 1)
+    chance = Gate().weigh(alike, nothing, features, torch.zeros(3)).suspicion
+
+    def check(mixing: object, **expected: torch.Tensor) -> None:
+        report = Safer(source, mixing=mixing, pipeline="gentle", seed=0)(images).report
+        found = {**report.signals} if report.suspicion is None else {**report.signals, "suspicion": report.suspicion}
+        assert found.keys() == expected.keys()
+        for name, figure in expected.items():
+            torch.testing.assert_close(found[name], figure)
+
+    check("none", feat_disagreement=disagreement)
+    check("sigmoid", feat_disagreement=disagreement)
+    check({"name": "sigmoid", "signal": "orig_conf"}, orig_conf=confidence)
+    check("gate", suspicion=chance)

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import io
 import os
 import random
 import re
-import signal
 import socket
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import httpx
 import numpy as np
 import torch
 from PIL import Image
@@ -25,11 +24,19 @@ from safer_tta.client import Client
 from safer_tta.data import open_dataset
 from safer_tta.guards import Guard
 from safer_tta.serve.engine import Engine
+from safer_tta.serve.middleware import AccessControl
 from safer_tta.serve.server import Service
+from safer_tta.serve.tokens import Tokens
 from safer_tta.training import source_recipe, train_source
+from tests.processes import CONTEXT, run_safer
 
 SIDE = 64
 SEED = 5
+NPY = {"Content-Type": "application/x-npy"}
+CHEAP = {"method": "none", "predictor": "plain"}  # where the answers do not matter
+ANNA, BERT = {"Authorization": "Bearer " + "a" * 20}, {"Authorization": "Bearer " + "b" * 20}
+TOKENS = Tokens({"anna": "a" * 20, "bert": "b" * 20})
+T = TypeVar("T")
 WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 32
 PORTS = iter(sorted(range(16_000 + 500 * WORKER, 16_500 + 500 * WORKER), key=lambda _: random.SystemRandom().random()))
 
@@ -78,6 +85,35 @@ def engine(model: Path, folder: Path, **options: Any) -> Engine:
     return Service(**{"model": model, "folder": folder, "side": SIDE, "seed": SEED, **options}).engine()
 
 
+@contextlib.contextmanager
+def engine_of(model: Path, folder: Path, *streams: str, **options: Any) -> Iterator[Engine]:
+    """A running engine, and streams of the owner `local` in it."""
+    made = engine(model, folder, **options)
+    try:
+        for name in streams:
+            if not made.journal.exists(f"local/{name}"):
+                made.create("local", name).result()
+        yield made
+    finally:
+        made.stop()
+
+
+def send(made: Engine, images: np.ndarray, name: str = "a", key: str | None = None) -> dict[str, Any]:
+    """Answer a batch of a stream of `local`."""
+    return made.batch(f"local/{name}", images, key, str(hash(images.tobytes()))).result()[0]
+
+
+def converse(app: AccessControl, talk: Callable[[httpx.AsyncClient], Awaitable[T]]) -> T:
+    """Return the result of a conversation with an application in this process."""
+
+    async def run() -> T:
+        transport = httpx.ASGITransport(app=app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", timeout=60) as asking:
+            return await talk(asking)
+
+    return asyncio.run(run())
+
+
 class Server:
     """`safer serve` in a process of its own, which can be killed and started again."""
 
@@ -85,7 +121,7 @@ class Server:
         self.port = free_port()
         self.log = folder.parent / f"{folder.name}.log"
         settings = ["--model", str(model), "--folder", str(folder), "--side", str(SIDE), "--port", str(self.port)]
-        self.command = [sys.executable, "-m", "safer_tta.cli", "serve", *settings, "--seed", str(SEED), *options]
+        self.command = ["serve", *settings, "--seed", str(SEED), *options]
         self.start()
 
     @property
@@ -93,24 +129,24 @@ class Server:
         return f"http://127.0.0.1:{self.port}"
 
     def start(self) -> None:
-        with open(self.log, "ab") as log:
-            start = log.tell()
-            environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-            self.process = subprocess.Popen(self.command, stdout=log, stderr=log, env=environment)
+        seen = self.log.stat().st_size if self.log.exists() else 0
+        self.process = CONTEXT.Process(target=run_safer, args=(self.command, self.log, self.log, None, {}))
+        self.process.start()
         deadline = time.monotonic() + 60
-        while not re.search(rb"serving .* at http", self.log.read_bytes()[start:]):
-            if self.process.poll() is not None or time.monotonic() > deadline:
+        while not (self.log.exists() and re.search(rb"serving .* at http", self.log.read_bytes()[seen:])):
+            if not self.process.is_alive() or time.monotonic() > deadline:
                 self.kill()
                 raise RuntimeError(f"the server did not start: {self.log.read_text()[-2000:]}")
-            time.sleep(0.02)
+            time.sleep(0.01)
 
     def kill(self) -> None:
-        self.process.send_signal(signal.SIGKILL)
-        self.process.wait()
+        self.process.kill()
+        self.process.join()
 
-    def stop(self) -> int:
+    def stop(self) -> int | None:
         self.process.terminate()
-        return self.process.wait(timeout=30)
+        self.process.join(30)
+        return self.process.exitcode
 
 
 @contextlib.contextmanager
@@ -119,12 +155,11 @@ def serving(model: Path, folder: Path, *options: str) -> Iterator[Server]:
     try:
         yield server
     finally:
-        if server.process.poll() is None:
-            server.kill()
+        server.kill()
 
 
 class Replay:
-    """A stream as the library alone would have answered it."""
+    """A stream as the library answers it without a service."""
 
     def __init__(self, model: Path, name: str, owner: str = "local") -> None:
         method = Service(model=model, folder=Path("unused"), side=SIDE).build()

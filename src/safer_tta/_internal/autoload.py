@@ -1,4 +1,4 @@
-"""Rooms whose files register themselves: a method or an attack is known because its file is there."""
+"""Import all files of a package, so that each registers what it defines."""
 
 from __future__ import annotations
 

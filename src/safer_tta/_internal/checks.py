@@ -1,4 +1,4 @@
-"""Checks of options where they are given; a value that cannot work is refused by its name."""
+"""Checks of values. An error names the option, what came and what was expected."""
 
 from __future__ import annotations
 

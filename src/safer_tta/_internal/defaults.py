@@ -1,4 +1,4 @@
-"""What is recommended, and taken where nothing is named; kept apart so that `safer --help` does not import torch."""
+"""The default method and predictor. They have their own file so that `safer --help` does not import torch."""
 
 METHOD = "tent"
 PREDICTOR = "safer-g"

@@ -1,4 +1,4 @@
-"""Functions of one object that exclude each other, so that threads may share it."""
+"""Let the functions of one object exclude each other, so that threads may share it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far long work is and how long it will take: a bar in a terminal, a line now and then elsewhere."""
+"""Show the progress of long work: a bar in a terminal; elsewhere, a line every 15 seconds."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def progress(label: str) -> Iterator[Tick]:
 
 
 def _lines(label: str) -> Tick:
-    started = said = time.monotonic()
+    started = printed = time.monotonic()
 
     def tick(done: int, total: int, **figures: float) -> None:
-        nonlocal said
+        nonlocal printed
         now = time.monotonic()
-        if now - said >= QUIET_SECONDS:
-            said = now
+        if now - printed >= QUIET_SECONDS:
+            printed = now
             left = (now - started) * (total - done) / max(1, done)
             print(f"{label}: {done}/{total}{_figures(figures)}, about {left:.0f} s left", file=sys.stderr, flush=True)  # noqa: T201
 

@@ -1,4 +1,4 @@
-"""Named things of one kind: methods, operators, rules. A name means one thing, since results are kept under it."""
+"""Registries of named things of one kind. A name stands for one thing only, since results are kept under it."""
 
 from __future__ import annotations
 

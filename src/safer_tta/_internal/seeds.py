@@ -1,4 +1,4 @@
-"""Generators named by what they are for: the same name gives the same numbers in any process and in any order."""
+"""Generators that are named by their purpose: a name gives the same numbers in any process and in any order."""
 
 from __future__ import annotations
 

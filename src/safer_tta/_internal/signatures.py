@@ -1,4 +1,4 @@
-"""Options by name: one that does not exist is refused, with those that do."""
+"""Check the names of options: an unknown one is refused with a list of those that exist."""
 
 from __future__ import annotations
 
@@ -44,5 +44,9 @@ def changed_fields(instance: object) -> dict[str, Any]:
     """Return the fields of a dataclass that differ from their defaults; of any other object, nothing."""
     if not dataclasses.is_dataclass(instance):
         return {}
-    values = {field.name: (getattr(instance, field.name), field.default) for field in dataclasses.fields(instance)}
+    values = {field.name: (getattr(instance, field.name), _default(field)) for field in dataclasses.fields(instance)}
     return {name: value for name, (value, default) in values.items() if value != default}
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()

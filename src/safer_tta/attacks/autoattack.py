@@ -5,9 +5,9 @@ APGD-CE, APGD-T, FAB-T and Square run one after the other, each on the images th
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -15,10 +15,12 @@ from torch import Generator, Tensor, nn
 
 from ..errors import InvalidTypeError, InvalidValueError, MissingPackageError
 from ..models import Classifier
+from ..models.temporary import temporarily
 from ..predictors import check_images
 from .pgd import BALLS, check_threat, scores, undisturbed
 from .registry import register
 
+Scores = Callable[[Tensor], Tensor]
 COMPONENTS = ("apgd-ce", "apgd-t", "fab-t", "square")
 NORMS = {"linf": "Linf", "l2": "L2"}
 LEAST_CLASSES = 4
@@ -61,9 +63,12 @@ def autoattack(
     check_images(images)
     images = images / 255 if images.dtype == torch.uint8 else images.detach()
     labels = labels.to(images.device)
-    forward = _Scores(model)
+    forward = functools.partial(scores, model)
     cuda = [images.device] if images.is_cuda else []
-    with undisturbed(model), _no_gradients(model), torch.random.fork_rng(cuda), torch.inference_mode(False):
+    learning = [p for p in model.parameters() if p.requires_grad]
+    # Without gradients of the model's parameters, which some of the attacks would collect.
+    passive = temporarily(learning, requires_grad=False)
+    with undisturbed(model), passive, torch.random.fork_rng(cuda), torch.inference_mode(False):
         images, labels = images.clone(), labels.clone()
         attacked, accuracy = images.clone(), {"clean": _accuracy(forward, images, labels, batch)}
         for component in components:
@@ -88,13 +93,13 @@ def attack_surrogate(
     return autoattack(model, images, labels, eps=threat["eps"], norm=threat["norm"], seed=seed)[0]
 
 
-def _component(name: str, forward: nn.Module, images: Tensor, *, eps: float, norm: str, seed: int) -> Any:
+def _component(name: str, forward: Scores, images: Tensor, *, eps: float, norm: str, seed: int) -> Any:
     """Return one of the attacks, ready to run."""
     try:
         from pyautoattack import AutoAttack
     except ImportError as error:
         raise MissingPackageError("AutoAttack needs pyautoattack: pip install 'safer-tta[attacks]'") from error
-    classes = _classes(forward, images)
+    classes = forward(images[:1]).shape[1]
     if classes < LEAST_CLASSES:
         raise InvalidValueError(
             f"the model has {classes} classes, and AutoAttack's losses compare the {LEAST_CLASSES} best; expected "
@@ -108,40 +113,11 @@ def _component(name: str, forward: nn.Module, images: Tensor, *, eps: float, nor
     return attack
 
 
-@contextlib.contextmanager
-def _no_gradients(model: nn.Module) -> Iterator[None]:
-    """Collect no gradients of the model's parameters inside; some of the attacks call backward()."""
-    wanted = [p for p in model.parameters() if p.requires_grad]
-    for parameter in wanted:
-        parameter.requires_grad_(False)
-    try:
-        yield
-    finally:
-        for parameter in wanted:
-            parameter.requires_grad_(True)
-
-
 @torch.no_grad()
-def _classes(forward: nn.Module, images: Tensor) -> int:
-    return int(forward(images[:1]).shape[1])
-
-
-class _Scores(nn.Module):
-    """AutoAttack calls a module for class scores."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, images: Tensor) -> Tensor:
-        return scores(self.model, images)
-
-
-@torch.no_grad()
-def _right(forward: nn.Module, images: Tensor, labels: Tensor, batch: int) -> Tensor:
+def _right(forward: Scores, images: Tensor, labels: Tensor, batch: int) -> Tensor:
     answers = [forward(part).argmax(dim=1) for part in torch.split(images, batch)]
     return torch.cat(answers) == labels
 
 
-def _accuracy(forward: nn.Module, images: Tensor, labels: Tensor, batch: int) -> float:
+def _accuracy(forward: Scores, images: Tensor, labels: Tensor, batch: int) -> float:
     return 100 * float(_right(forward, images, labels, batch).float().mean())

@@ -6,7 +6,8 @@ nothing. The predictor itself is not moved: neither its generator nor its statis
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch import Generator, Tensor
 from .._internal.checks import count
 from .._internal.seeds import draw_seed
 from ..errors import InvalidTypeError
-from ..predictors import Draw, Predictor
+from ..predictors import Predictor
 from .pgd import ascend, check_labels, loss_gradient
 from .registry import register
 
@@ -59,14 +60,11 @@ def eot_pgd(
     def gradient(perturbed: Tensor) -> Tensor:
         total = torch.zeros_like(perturbed)
         for _ in range(draws):
-            total += loss_gradient(_through(known, known.draw(perturbed)), perturbed, labels)
+            predict = functools.partial(known, draw=known.draw(perturbed), track=False)
+            total += loss_gradient(predict, perturbed, labels)
         return total / draws
 
     return ascend(gradient, images, eps=eps, step=step, steps=steps, norm=norm, generator=generator)
-
-
-def _through(predictor: Predictor, draw: Draw) -> Callable[[Tensor], Tensor]:
-    return lambda images: predictor(images, draw, track=False).logits
 
 
 @register("eot", live=True, steps=10, options={"draws": 1})

@@ -7,9 +7,10 @@ were.
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from .._internal.checks import count, one_of
 from .._internal.seeds import draw_seed
 from ..errors import InvalidTypeError, InvalidValueError
 from ..models import Classifier
+from ..models.temporary import temporarily
 from ..predictors import Prediction, Predictor, check_images
 from .registry import register
 
@@ -55,10 +57,7 @@ def pgd(
     Returns:
         Attacked images on 8-bit values, within the budget.
     """
-
-    def gradient(perturbed: Tensor) -> Tensor:
-        return loss_gradient(lambda x: scores(predict, x), perturbed, labels)
-
+    gradient = functools.partial(loss_gradient, predict, labels=labels)
     check_labels(labels, images)
     with undisturbed(predict):
         return ascend(gradient, images, eps=eps, step=step, steps=steps, norm=norm, generator=generator)
@@ -72,14 +71,7 @@ def attack_surrogate(
 
 
 def ascend(
-    gradient: Gradient,
-    images: Tensor,
-    *,
-    eps: float,
-    step: float,
-    steps: int,
-    norm: str,
-    generator: Generator | None,
+    gradient: Gradient, images: Tensor, *, eps: float, step: float, steps: int, norm: str, generator: Generator | None
 ) -> Tensor:
     """Climb a gradient inside the ball of radius eps around the images, and end on 8-bit values."""
     check_threat(eps=eps, step=step, steps=steps, norm=norm)
@@ -101,12 +93,12 @@ def _uniform(like: Tensor, generator: Generator | None) -> Tensor:
     return torch.rand(like.shape, generator=own, device=like.device, dtype=torch.float32).to(like.dtype)
 
 
-def loss_gradient(predict: Callable[[Tensor], Tensor], images: Tensor, labels: Tensor) -> Tensor:
+def loss_gradient(predict: Callable[[Tensor], Any], images: Tensor, labels: Tensor) -> Tensor:
     """Return the gradient of the summed cross-entropy with respect to the images."""
     with torch.inference_mode(False), torch.enable_grad():
         images = images.detach().clone().requires_grad_(True)
-        scores = predict(images).float()
-        loss = F.cross_entropy(scores, labels.to(scores.device, copy=True), reduction="sum")
+        logits = scores(predict, images).float()
+        loss = F.cross_entropy(logits, labels.to(logits.device, copy=True), reduction="sum")
         return torch.autograd.grad(loss, images)[0]
 
 
@@ -128,13 +120,11 @@ def scores(predict: Callable[[Tensor], Any], images: Tensor) -> Tensor:
 def check_labels(labels: Any, images: Tensor) -> None:
     """Refuse anything but one class for each image."""
     check_images(images, values=False)
-    if not isinstance(labels, Tensor) or labels.is_floating_point() or labels.shape != images.shape[:1]:
-        came = (
-            f"of shape {tuple(labels.shape)}, {labels.dtype}" if isinstance(labels, Tensor) else type(labels).__name__
-        )
-        raise InvalidTypeError(
-            f"labels are {came}; expected a tensor of {len(images)} whole numbers, a class for each image"
-        )
+    wanted = f"a tensor of {len(images)} whole numbers, a class for each image"
+    if not isinstance(labels, Tensor):
+        raise InvalidTypeError(f"labels are {type(labels).__name__}; expected {wanted}")
+    if labels.is_floating_point() or labels.shape != images.shape[:1]:
+        raise InvalidTypeError(f"labels are of shape {tuple(labels.shape)}, {labels.dtype}; expected {wanted}")
 
 
 def check_threat(*, eps: float, step: float, steps: int, norm: str) -> None:
@@ -201,15 +191,13 @@ class _L2:
             level = ((centre + stretch * delta) * LEVELS).round().clamp(0, LEVELS)
             return (level / LEVELS).to(images.dtype).double() - centre
 
-        def fits(stretch: Tensor) -> Tensor:
-            return _length(moved(stretch)) <= eps
-
         low = torch.zeros(len(images), 1, 1, 1, dtype=torch.float64, device=images.device)
         high = low + LEVELS
         for _ in range(40):
             middle = (low + high) / 2
-            low, high = torch.where(inside := fits(middle), middle, low), torch.where(inside, high, middle)
-        return torch.where(fits(low), centre + moved(low), centre).to(images.dtype)
+            fits = _length(moved(middle)) <= eps
+            low, high = torch.where(fits, middle, low), torch.where(fits, high, middle)
+        return torch.where(_length(moved(low)) <= eps, centre + moved(low), centre).to(images.dtype)
 
 
 BALLS: dict[str, type[_Linf] | type[_L2]] = {"linf": _Linf, "l2": _L2}
@@ -220,14 +208,6 @@ def _length(delta: Tensor) -> Tensor:
     return length.clamp_min(1e-12)
 
 
-@contextlib.contextmanager
-def undisturbed(predict: object) -> Iterator[None]:
+def undisturbed(predict: object) -> AbstractContextManager[None]:
     """Put a module into eval mode inside, and give it its own modes back."""
-    training = {m: m.training for m in predict.modules()} if isinstance(predict, nn.Module) else {}
-    for module in training:
-        module.training = False
-    try:
-        yield
-    finally:
-        for module, mode in training.items():
-            module.training = mode
+    return temporarily(predict.modules() if isinstance(predict, nn.Module) else [], training=False)

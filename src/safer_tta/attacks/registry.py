@@ -22,35 +22,28 @@ class Make(Protocol):
 
 @dataclass(frozen=True)
 class Attack:
-    """A registered attack.
-
-    Attributes:
-        make: The attack itself. Its model is the attacker's own Classifier, or the deployed Predictor if it is live.
-        live: Whether it attacks the deployed predictor, batch by batch, and not a surrogate ahead of the stream.
-        steps: How many steps it takes by default.
-        own_steps: Whether it chooses the number and the size of its steps itself.
-        passes: Forward passes of an image that a step costs, or the whole attack if it chooses its steps.
-        options: What it takes besides the budget, with defaults; `draws` multiplies the cost of a step.
-        version: Raised when its images change; a part of the names of runs.
-    """
+    """A registered attack."""
 
     name: str
-    make: Make
+    make: Make  # the attack itself. Its model is the attacker's own Classifier, or the deployed Predictor if it is live
+    # whether it attacks the deployed predictor, batch by batch, and not a surrogate ahead of the stream
     live: bool = False
-    steps: int = 20
-    own_steps: bool = False
-    passes: float = 3
+    steps: int = 20  # how many steps it takes by default
+    own_steps: bool = False  # whether it chooses the number and the size of its steps itself
+    passes: float = 3  # forward passes of an image that a step costs, or the whole attack if it chooses its steps
+    # what it takes besides the budget, with defaults; `draws` multiplies the cost of a step
     options: Mapping[str, Any] = field(default_factory=dict)
-    version: int = 1
+    version: int = 1  # raised when its images change; a part of the names of runs and of attacked copies
+
+    @property
+    def raised_version(self) -> dict[str, int]:
+        """The version as a part of a definition; nothing until it has been raised."""
+        return {} if self.version == 1 else {"version": self.version}
 
     def perturb(
         self, model: Any, images: Tensor, labels: Tensor, threat: Mapping[str, Any], randomness: Generator
     ) -> Tensor:
-        """Attack images of bytes and return bytes.
-
-        Raises:
-            InvalidValueError: If the attack made something that the threat does not allow.
-        """
+        """Attack images of bytes and return bytes; refuse what the threat does not allow."""
         attacked = self.make(model, images, labels, threat, randomness)
         levels = (attacked * 255).round()
         if levels.shape != images.shape:

@@ -1,4 +1,4 @@
-"""Which figure a grid of a plan becomes."""
+"""Draw the figure of a grid of a plan."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ X_NAMES = {
 
 
 def drawing(plan: Plan, number: int, found: Sequence[Found], table: Table) -> Drawing | None:
-    """The figure of a grid, or none where it has none or no run is done."""
+    """Return the figure of a grid; None if the grid has none or no run is done."""
     grid = plan.grids[number]
     mine = [(cell, row) for cell, row in found if cell.grid == number]
     if not mine or grid.figure not in KINDS:
         return None
-    labels = dict.fromkeys(cell.row.label for cell, _ in mine)  # of each the settings that its table shows
+    labels = dict.fromkeys(cell.row.label for cell, _ in mine)  # each with the settings that its table shows
     shown = [run for label in labels for run in best(grid, [(c, r) for c, r in mine if c.row.label == label])]
     return KINDS[grid.figure](grid, shown, table)
 
 
 def _bars(grid: Grid, found: Sequence[Found], table: Table) -> Drawing:
-    """Rows by rate: of several targets their average."""
+    """Draw accuracy by row and rate, averaged over several targets."""
     several = len({cell.target for cell, _ in found}) > 1
     columns = [i for i, name in enumerate(table.columns) if not several or name.startswith("average")]
     names = [table.columns[i].removeprefix("average, ") for i in columns]
@@ -47,7 +47,7 @@ def _bars(grid: Grid, found: Sequence[Found], table: Table) -> Drawing:
 
 
 def _lines(grid: Grid, found: Sequence[Found], table: Table) -> Drawing:
-    """Accuracy over what the grid varies, one curve for each row and rate; or over the rate itself."""
+    """Draw accuracy over what the grid varies, or else over the rate, with a curve for each row."""
     place = next((place for place in grid.vary if place not in grid.best_of), None)
     name = "attack_rate" if place is None else place.rpartition(".")[2]
     curves: dict[str, list[Found]] = {}
@@ -75,7 +75,7 @@ def _curve(runs: Sequence[Found], place: str | None, figure: str) -> Curve:
 
 
 def _rolling(grid: Grid, found: Sequence[Found], table: Table) -> Drawing:
-    """Accuracy of the last batches over the stream, at the highest rate; the mean over seeds."""
+    """Draw the accuracy of the last batches over the stream, at the highest rate, as the mean over seeds."""
     rate = max(cell.attack_rate for cell, _ in found)
     curves: dict[str, list[list[float]]] = {}
     for cell, row in found:
@@ -91,7 +91,7 @@ def _rolling(grid: Grid, found: Sequence[Found], table: Table) -> Drawing:
 
 
 def _heatmap(grid: Grid, found: Sequence[Found], table: Table) -> Drawing:
-    """Two varied places against each other, a panel for each rate."""
+    """Draw accuracy over two varied places, with a panel for each rate."""
     first, second = (place for place in grid.vary if place not in grid.best_of)
     values: dict[tuple[str, float, Any, Any], list[float]] = {}
     for cell, row in found:

@@ -22,6 +22,7 @@ from ..data import StreamSpec
 from ..data.store import digest
 from ..methods import Method
 from ..models import Classifier, zoo
+from ..models.norm import NORMS
 from ..training.definitions import kind_of
 
 Definition = Mapping[str, Any]
@@ -29,55 +30,41 @@ Definition = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class AttackOn:
-    """An attack on the images of a stream.
+    """An attack on the images of a stream."""
 
-    Attributes:
-        name: A key of `safer_tta.attacks.ATTACKS`.
-        threat: The budget and all other arguments of the attack.
-        surrogates: Definitions of the attacker's own models, one for each domain; none for a live attack.
-    """
-
-    name: str
-    threat: Mapping[str, Any]
+    name: str  # a key of `safer_tta.attacks.ATTACKS`
+    threat: Mapping[str, Any]  # the budget and all other arguments of the attack
+    # definitions of the attacker's own models, one for each domain; none for a live attack
     surrogates: tuple[Definition, ...] = ()
 
     def describe(self) -> dict[str, Any]:
         """Return it as plain data."""
         own = {"surrogates": [dict(surrogate) for surrogate in self.surrogates]} if self.surrogates else {}
-        return {"name": self.name, "threat": dict(self.threat), **own, **extensions.code_of(ATTACKS[self.name].make)}
+        return {"name": self.name, "threat": self.changed_threat, **own, **extensions.code_of(ATTACKS[self.name].make)}
+
+    @property
+    def changed_threat(self) -> dict[str, Any]:
+        """The budget, and those of the attack's own options that differ from their defaults."""
+        options = ATTACKS[self.name].options
+        return {key: value for key, value in self.threat.items() if key not in options or value != options[key]}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
-    """A run, before it is made.
+    """A run, before it is made."""
 
-    Attributes:
-        data: The identity of the dataset.
-        target: The domain of the stream; several are joined by "+".
-        source: The definition of the source model.
-        method: A key of `safer_tta.methods.METHODS`.
-        predictor: A key of `safer_tta.predictors.PREDICTORS`.
-        norm: What replaces the batch-norm layers, if anything.
-        options: The method's own options.
-        predictor_options: The predictor's own options.
-        stream: How images arrive. Its seed decides all draws of the run.
-        attack: What is done to the images; None if nothing is.
-        images: How many images of each domain are drawn by the seed; None for all.
-        precision: In which images pass through the models, "float32" or "bfloat16".
-    """
-
-    data: str
-    target: str
-    source: Definition
-    method: str = METHOD
-    predictor: str = PREDICTOR
-    norm: str | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
-    predictor_options: Mapping[str, Any] = field(default_factory=dict)
-    stream: StreamSpec = field(default_factory=StreamSpec)
-    attack: AttackOn | None = None
-    images: int | None = None
-    precision: str = "float32"
+    data: str  # the identity of the dataset
+    target: str  # the domain of the stream; several are joined by "+"
+    source: Definition  # the definition of the source model
+    method: str = METHOD  # a key of `safer_tta.methods.METHODS`
+    predictor: str = PREDICTOR  # a key of `safer_tta.predictors.PREDICTORS`
+    norm: str | None = None  # what replaces the batch-norm layers, if anything
+    options: Mapping[str, Any] = field(default_factory=dict)  # the method's own options
+    predictor_options: Mapping[str, Any] = field(default_factory=dict)  # the predictor's own options
+    stream: StreamSpec = field(default_factory=StreamSpec)  # how images arrive. Its seed decides all draws of the run
+    attack: AttackOn | None = None  # what is done to the images; None if nothing is
+    images: int | None = None  # how many images of each domain are drawn by the seed; None for all
+    precision: str = "float32"  # in which images pass through the models, "float32" or "bfloat16"
 
     @property
     def targets(self) -> list[str]:
@@ -115,10 +102,11 @@ class Experiment:
             return []
         shared = {
             "attack": self.attack.name,
-            "threat": dict(self.attack.threat),
+            "threat": self.attack.changed_threat,
             "images": self.images,
             "seed": self.stream.seed,
             **({} if self.precision == "float32" else {"precision": self.precision}),
+            **ATTACKS[self.attack.name].raised_version,
             **extensions.code_of(ATTACKS[self.attack.name].make),
         }
         pairs = zip(self.targets, self.attack.surrogates, strict=False)
@@ -142,7 +130,8 @@ class Experiment:
         attack = given.get("attack")
         if attack is not None:
             surrogates = tuple(attack.get("surrogates", ()))
-            given["attack"] = AttackOn(name=attack["name"], threat=attack["threat"], surrogates=surrogates)
+            threat = {**ATTACKS[attack["name"]].options, **attack["threat"]}
+            given["attack"] = AttackOn(name=attack["name"], threat=threat, surrogates=surrogates)
         return cls(**{**given, "stream": StreamSpec(**given["stream"])})
 
     def build(self, classifier: Classifier) -> Method:
@@ -177,6 +166,8 @@ class Experiment:
         found = json.loads(_settings(json.dumps(parts)))
         if self.attack is not None and ATTACKS[self.attack.name].version != 1:
             found["versions"]["attack"] = ATTACKS[self.attack.name].version
+        if self.norm is not None and NORMS.find(self.norm).version != 1:
+            found["versions"]["norm"] = NORMS[self.norm].version
         return found  # type: ignore[no-any-return]
 
 

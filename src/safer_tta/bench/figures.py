@@ -1,4 +1,4 @@
-"""Figures as SVG and PNG, legible in print and for the colour-blind: every line has a colour, a dash and a marker."""
+"""Draw figures as SVG and PNG. Every line has a colour, a dash and a marker, for print and for the colour-blind."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from ..errors import MissingPackageError
 
-# Okabe and Ito's palette, told apart by all common kinds of colour blindness
+# Okabe and Ito's palette, for all common kinds of colour blindness
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 # Periods without a common divisor: the first 7 x 5 x 6 curves all look different.
 DASHES = ("-", "--", "-.", ":", (0, (5, 1)))
@@ -20,7 +20,7 @@ HATCHES = ("", "//", "xx", "--", "\\\\", "++", "..")  # dots last: they make an 
 
 @dataclass(frozen=True)
 class Curve:
-    """y over x, with its standard deviation where there is one."""
+    """y over x, with a standard deviation if there is one."""
 
     x: Sequence[float]
     y: Sequence[float]
@@ -29,6 +29,8 @@ class Curve:
 
 @dataclass(frozen=True)
 class Drawing:
+    """A figure in two formats."""
+
     svg: str  # an <svg> element, the same bytes for the same numbers
     png: bytes
 
@@ -42,7 +44,7 @@ def lines(
     second: tuple[str, Mapping[str, Curve]] | None = None,
     logarithmic: bool = False,
 ) -> Drawing:
-    """Several named curves in one chart. second: an axis on the right with curves of its own."""
+    """Draw named curves in one chart. `second` is another axis, on the right, with its own curves."""
     plt = _pyplot()
     figure, axes = plt.subplots(figsize=(5.6, 3.6))
     _plot(axes, curves)
@@ -73,7 +75,7 @@ def bars(
     y: str = "accuracy, %",
     title: str = "",
 ) -> Drawing:
-    """For each group one bar of every series; lying down, so that long names can be read."""
+    """Draw a bar of every series for each group; horizontal, so that long names can be read."""
     plt = _pyplot()
     height = 0.8 / max(1, len(series))
     figure, axes = plt.subplots(figsize=(6.2, 1.2 + 0.16 * len(groups) * (len(series) + 1)))
@@ -100,7 +102,7 @@ def heatmaps(
     across: tuple[str, Sequence[Any]],
     down: tuple[str, Sequence[Any]],
 ) -> Drawing:
-    """One map for each panel, with the figure written in every cell: nothing hangs on colour alone."""
+    """Draw a map for each panel, with the number in every cell, so that colour is not needed to read it."""
     plt = _pyplot()
     figure, all_axes = plt.subplots(
         1, len(panels), figsize=(5.2 * len(panels), 4.2), squeeze=False, layout="constrained"
@@ -125,7 +127,7 @@ def _plot(axes: Any, curves: Mapping[str, Curve], first: int = 0) -> None:
         colour = COLOURS[index % len(COLOURS)]
         style = {"color": colour, "linestyle": DASHES[index % len(DASHES)], "linewidth": 1.6}
         marker = MARKERS[index % len(MARKERS)]
-        often = max(1, len(curve.x) // 12)  # on a long curve a marker now and then
+        often = max(1, len(curve.x) // 12)  # a long curve has about twelve markers
         axes.plot(curve.x, curve.y, label=name, marker=marker, markersize=4, markevery=often, **style)
         if curve.spread is not None:
             low = [y - s for y, s in zip(curve.y, curve.spread, strict=True)]

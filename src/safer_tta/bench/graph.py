@@ -25,25 +25,15 @@ WHOLE_DOMAIN = 2000  # images, for estimates of time
 
 @dataclass(frozen=True)
 class Size:
-    """How large everything is.
+    """How large everything is."""
 
-    Attributes:
-        source: The recipe of source models for seed 0; every seed trains its own.
-        robust: The recipe of robust source models.
-        surrogate: The recipe of the attacker's models.
-        images: How many images of each stream; None for the whole domain.
-        batch: Images in a batch.
-        effort: The share of an attack's default steps that it takes.
-        precision: The precision of attacks and runs; a GPU always trains in bfloat16.
-    """
-
-    source: Recipe
-    robust: Recipe
-    surrogate: Recipe
-    images: int | None = None
-    batch: int = 64
-    effort: float = 1.0
-    precision: str = "float32"
+    source: Recipe  # the recipe of source models for seed 0; every seed trains its own
+    robust: Recipe  # the recipe of robust source models
+    surrogate: Recipe  # the recipe of the attacker's models
+    images: int | None = None  # how many images of each stream; None for the whole domain
+    batch: int = 64  # images in a batch
+    effort: float = 1.0  # the share of an attack's default steps that it takes
+    precision: str = "float32"  # the precision of attacks and runs; a GPU always trains in bfloat16
 
     def __post_init__(self) -> None:
         check_precision(self.precision)

@@ -1,4 +1,4 @@
-"""The paper's figures, as data: what was published for a cell of a plan, if anything was."""
+"""The figures that the paper published, for the cells of a plan."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ AVERAGE = "average"
 
 @dataclass(frozen=True)
 class Published:
-    """note: why a difference to it would mean nothing."""
+    """A published figure."""
 
     mean: float
     std: float | None = None
-    note: str = ""
+    note: str = ""  # why a difference to it would mean nothing
 
 
 def published(
     study: str | None, dataset: str, target: str, label: str, varied: Mapping[str, Any], rate: float
 ) -> Published | None:
-    """What the paper reports; target "average" is the mean over the dataset's domains."""
+    """Return what the paper reports; the target "average" is the mean over the dataset's domains."""
     if study is None or dataset not in KNOWN:
         return None
     if study == "main":
@@ -62,7 +62,7 @@ def _main(dataset: str, target: str, label: str, rate: float) -> Published | Non
 
 
 def _domain(dataset: str, name: str) -> str:
-    """Our name for a domain of the paper's."""
+    """Return our name for a domain of the paper."""
     plain = name.lower().replace(" ", "_")
     aliases = {
         alias.lower(): ours for ours, known in KNOWN[dataset].domains.items() for alias in (ours, *known.spellings)
@@ -84,7 +84,7 @@ def _ablation(study: str, target: str, label: str, values: Mapping[str, Any], ra
 
 
 def _same_setting(row: Mapping[str, str], values: Mapping[str, Any]) -> bool:
-    """Where the paper varies a parameter, ours has that value; settings chosen by `best_of` are not the paper's."""
+    """Return whether our setting has the value that the paper varies; a setting chosen by `best_of` has not."""
     if row["parameter"] == "attack_rate_percent" or not row["value"]:
         return True
     return any(_equal(row["value"], value) for value in values.values())

@@ -38,6 +38,13 @@ class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+def _find(kind: str, name: str, known: Registry[Any]) -> None:
+    """Refuse an unknown name; one that a user's own file registers needs that file."""
+    if name not in known:
+        advice = ". Give the file that registers a name of your own: safer --extension FILE bench ..."
+        raise UnknownNameError.of(kind, name, known, advice=advice)
+
+
 class Attack(BaseModel):
     """How images are attacked: budgets in 255ths of a pixel's range, and the attack's own options beside them."""
 
@@ -48,6 +55,14 @@ class Attack(BaseModel):
     step: float | None = Field(default=None, gt=0, description="by default 2; of an l2 budget 2.5 eps / steps")
     steps: int | None = Field(default=None, ge=1, description="by default the attack's own number")
     norm: Literal["linf", "l2"] = "linf"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _transferred(cls, given: Any) -> Any:
+        """Take EOT with no draws of the views as PGD on the surrogate, so that a plan may vary the draws from 0 on."""
+        if isinstance(given, dict) and given.get("name") == "eot" and given.get("draws") == 0:
+            return {**{name: value for name, value in given.items() if name != "draws"}, "name": "pgd"}
+        return given
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
@@ -103,28 +118,20 @@ class Row(_Strict):
 
 
 class Grid(_Strict):
-    """Rows × targets × rates × what varies.
+    """Rows × targets × rates × what varies."""
 
-    Attributes:
-        title: The title of its table; by default the plan's.
-        rows: The lines of its table.
-        targets: "each" domain in turn, "one" of them, a list of them, or "rest": one stream of all domains but the
-            first, which is the only one that the source model sees.
-        rates: Percent of each batch that is attacked.
-        vary: Dotted places in a row, such as "predictor_options.views", and the values that each takes.
-        best_of: Varied places of which a table shows the best setting, as the paper's table of signals does.
-        figure: What is drawn.
-        paper: The published study to compare with.
-    """
-
-    title: str = ""
-    rows: tuple[Row, ...] = Field(min_length=1)
+    title: str = ""  # the title of its table; by default the plan's
+    rows: tuple[Row, ...] = Field(min_length=1)  # the lines of its table
+    # "each" domain in turn, "one" of them, a list of them, or "rest": one stream of all domains but the first,
+    # which is the only one that the source model sees
     targets: Literal["each", "one", "rest"] | tuple[str, ...] = "one"
-    rates: tuple[float, ...] = Field(default=(0, 50, 100), min_length=1)
+    rates: tuple[float, ...] = Field(default=(0, 50, 100), min_length=1)  # percent of each batch that is attacked
+    # dotted places in a row, such as "predictor_options.views", and the values that each takes
     vary: dict[str, tuple[Any, ...]] = {}
+    # varied places of which a table shows the best setting, as the paper's table of signals does
     best_of: tuple[str, ...] = ()
-    figure: Literal["bars", "lines", "heatmap", "rolling", "pictures", "none"] = "none"
-    paper: str | None = None
+    figure: Literal["bars", "lines", "heatmap", "rolling", "pictures", "none"] = "none"  # what is drawn
+    paper: str | None = None  # the published study to compare with
 
     @field_validator("rates")
     @classmethod
@@ -179,23 +186,14 @@ class Plan(_Strict):
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of a plan.
+    """One run of a plan."""
 
-    Attributes:
-        grid: The number of its grid.
-        row: Its row, with what varies filled in.
-        target: The domain of its stream.
-        attack_rate: Percent of each batch that is attacked.
-        seed: The seed of the run.
-        varied: The values of what varies.
-    """
-
-    grid: int
-    row: Row
-    target: str
-    attack_rate: float
+    grid: int  # the number of its grid
+    row: Row  # with what varies filled in
+    target: str  # the domain of its stream
+    attack_rate: float  # percent of each batch that is attacked
     seed: int
-    varied: dict[str, Any] = field(default_factory=dict)
+    varied: dict[str, Any] = field(default_factory=dict)  # the values of what varies
 
 
 def shipped() -> dict[str, Plan]:
@@ -211,7 +209,8 @@ def load(name: str) -> Plan:
     """Load a shipped plan by its name, or a plan of your own by the path of its file.
 
     Raises:
-        PlanError: If there is no such plan, or it cannot be carried out.
+        UnknownNameError: If there is no such plan.
+        PlanError: If it cannot be carried out.
     """
     path = Path(name)
     file = path if path.suffix == ".toml" else PLANS / f"{name}.toml"
@@ -288,13 +287,6 @@ def _filled(row: Row, values: dict[str, Any]) -> Row:
         return Row.model_validate(content)
     except ValidationError as error:
         raise PlanError(f"{row.label} with {values}:\n" + "\n".join(_explained(error))) from error
-
-
-def _find(kind: str, name: str, known: Registry[Any]) -> None:
-    """Refuse an unknown name; one that a user's own file registers needs that file."""
-    if name not in known:
-        advice = ". Give the file that registers a name of your own: safer --extension FILE bench ..."
-        raise UnknownNameError.of(kind, name, known, advice=advice)
 
 
 def _explained(error: ValidationError) -> Iterator[str]:

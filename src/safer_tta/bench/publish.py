@@ -29,26 +29,16 @@ NOT_SHOWN = "No image of this stream is saved by its views."
 
 @dataclass(frozen=True)
 class Study:
-    """A plan on a dataset.
+    """A plan on a dataset."""
 
-    Attributes:
-        name: The plan's name.
-        plan: The plan.
-        dataset: The dataset's name.
-        cells: Its cells.
-        tasks: The tasks that they take.
-        runs: The names of their runs, cell by cell.
-        command: The command that made it.
-        whole: Whether it is neither quick nor an excerpt, so that the paper's figures may stand beside its own.
-    """
-
-    name: str
+    name: str  # the plan's name
     plan: Plan
     dataset: str
     cells: Sequence[Cell]
-    tasks: Sequence[Task]
-    runs: Sequence[str]
-    command: str = ""
+    tasks: Sequence[Task]  # the tasks that they take
+    runs: Sequence[str]  # the names of their runs, cell by cell
+    command: str = ""  # the command that made it
+    # whether it is neither quick nor an excerpt, so that the paper's figures may stand beside its own
     whole: bool = True
 
     @property

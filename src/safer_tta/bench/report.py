@@ -1,4 +1,4 @@
-"""A page that shows results to a person: one HTML file, nothing loaded from anywhere."""
+"""Build a page of results: one HTML file that loads nothing."""
 
 from __future__ import annotations
 
@@ -7,56 +7,20 @@ import html
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import resources
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-STYLE = """
-:root { color-scheme: light dark; --ink: #1b1f24; --paper: #fff; --soft: #5a6472; --line: #d9dee5; --good: #0b6e4f;
-  --bad: #b3261e; --card: #f6f8fa; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e8ecf1; --paper: #14181d; --soft: #9aa6b4; --line: #323a44;
-  --good: #5fd3a8; --bad: #ff8a80; --card: #1d232a; } }
-body { font: 16px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); max-width: 62rem;
-  margin: 2rem auto; padding: 0 1rem; }
-h1 { font-size: 1.6rem; } h2 { font-size: 1.15rem; margin-top: 2.2rem; } p, li { max-width: 46rem; }
-.soft { color: var(--soft); } table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { padding: .35rem .9rem; text-align: right; border-bottom: 1px solid var(--line); }
-th:first-child, td:first-child { text-align: left; } td.best { font-weight: 700; }
-.figures, .views { display: flex; flex-wrap: wrap; gap: .9rem; } figure { margin: 0; }
-.chart { background: #fff; border-radius: 6px; padding: .4rem; flex: 1 1 24rem; max-width: 46rem;
-  margin-top: 1rem; }
-.chart svg { width: 100%; height: auto; }
-.view { background: var(--card); border-radius: 8px; padding: .6rem; width: 9.2rem; font-size: .82rem;
-  box-sizing: border-box; border: 2px solid transparent; } .view.dropped { border-color: var(--bad); }
-.view img { width: 100%; image-rendering: pixelated; border-radius: 4px; }
-.right { color: var(--good); } .wrong { color: var(--bad); }
-code { background: var(--card); padding: .1rem .3rem; border-radius: 4px; overflow-wrap: anywhere; }
-.wide { overflow-x: auto; } .wide th { white-space: nowrap; }
-td.second { text-decoration: underline; }
-th button { font: inherit; color: inherit; background: none; border: 0; padding: 0; cursor: pointer; font-weight: 700; }
-th[aria-sort=ascending] button::after { content: " ▲"; } th[aria-sort=descending] button::after { content: " ▼"; }
-"""
-
-# A click on a column's head sorts by it; a second one the other way round.
-SCRIPT = """
-for (const button of document.querySelectorAll("th button")) button.addEventListener("click", () => {
-  const head = button.parentElement, row = head.parentElement, body = head.closest("table").tBodies[0];
-  const down = head.getAttribute("aria-sort") === "descending";
-  for (const other of row.cells) other.removeAttribute("aria-sort");
-  head.setAttribute("aria-sort", down ? "ascending" : "descending");
-  const value = line => line.cells[head.cellIndex].dataset.value ?? line.cells[head.cellIndex].textContent;
-  const order = (a, b) => a !== "" && b !== "" && !isNaN(a) && !isNaN(b) ? a - b : String(a).localeCompare(String(b));
-  [...body.rows].sort((a, b) => (down ? 1 : -1) * order(value(a), value(b))).forEach(line => body.append(line));
-});
-"""
-# Nothing is loaded from anywhere, and the page says so to the browser.
+FILES = resources.files("safer_tta.bench") / "page"
+# The browser is told that the page loads nothing.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 
 
 @dataclass
 class View:
-    """One picture of the qualitative figure and what is said of it."""
+    """A picture of one view, and the model's answer to it."""
 
     image: NDArray[np.uint8]  # (3,H,W)
     title: str
@@ -70,14 +34,19 @@ class View:
 
 
 def page(title: str, *sections: str) -> str:
-    script = f"<script>{SCRIPT}</script>" if any("<button" in section for section in sections) else ""
+    """Return a whole page."""
+    script = f"<script>{_file('sort.js')}</script>" if any("<button" in section for section in sections) else ""
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escaped(title)}</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
-        f"<style>{STYLE}</style></head><body><h1>{escaped(title)}</h1>{''.join(sections)}"
+        f"<style>{_file('page.css')}</style></head><body><h1>{escaped(title)}</h1>{''.join(sections)}"
         f"{script}</body></html>\n"
     )
+
+
+def _file(name: str) -> str:
+    return (FILES / name).read_text(encoding="utf-8")
 
 
 def section(heading: str, *content: str) -> str:
@@ -89,7 +58,7 @@ def paragraph(text: str) -> str:
 
 
 def table(header: Sequence[str], rows: Sequence[tuple[str, Sequence[float | None]]]) -> str:
-    """A name and numbers in each row; the best of every column is bold."""
+    """Return a table with a name and numbers in each row; the best of every column is bold."""
     best = [
         max((v for v in column if v is not None), default=None) for column in zip(*(r[1] for r in rows), strict=True)
     ]
@@ -100,15 +69,15 @@ def table(header: Sequence[str], rows: Sequence[tuple[str, Sequence[float | None
 
 @dataclass(frozen=True)
 class Value:
-    """A cell of a sortable table: what it sorts by, what it shows, how it is marked (best, second)."""
+    """A cell of a sortable table."""
 
-    value: float | None
-    text: str
-    mark: str = ""
+    value: float | None  # what it sorts by
+    text: str  # what it shows
+    mark: str = ""  # "best" or "second"
 
 
 def sortable(header: Sequence[str], rows: Sequence[tuple[str, Sequence[Value]]]) -> str:
-    """A table whose columns sort when their heads are clicked."""
+    """Return a table whose columns sort when their heads are clicked."""
     head = "".join(f'<th scope="col"><button type="button">{escaped(cell)}</button></th>' for cell in header)
     body = (
         f'<tr><th scope="row">{escaped(name)}</th>{"".join(map(_sorted_cell, values))}</tr>' for name, values in rows
@@ -122,7 +91,7 @@ def _sorted_cell(cell: Value) -> str:
 
 
 def charts(*drawn: tuple[str, str]) -> str:
-    """(svg, caption) side by side."""
+    """Return charts, given as (svg, caption), side by side."""
     figures = (
         f'<figure class="chart" role="img" aria-label="{escaped(caption)}">{svg}</figure>' for svg, caption in drawn
     )
@@ -134,8 +103,10 @@ def views(shown: Sequence[View]) -> str:
 
 
 def _view(view: View) -> str:
-    said = f'<span class="{"right" if view.right else "wrong"}">{escaped(view.predicted)} {view.confidence:.0%}</span>'
-    facts = [said]
+    answer = (
+        f'<span class="{"right" if view.right else "wrong"}">{escaped(view.predicted)} {view.confidence:.0%}</span>'
+    )
+    facts = [answer]
     if view.reliability is not None:
         facts.append(f"r = {view.reliability:.3f}")
     if view.weight is not None:

@@ -34,19 +34,13 @@ Perturb = Callable[[Method, Batch, int], Tensor]
 
 @dataclass(frozen=True)
 class Materials:
-    """What a run is made of on this machine.
+    """What a run is made of on this machine."""
 
-    Attributes:
-        domains: The domains of the stream.
-        source: The file of the source model.
-        attacked: Attacked copies of the domains' images, if the attack is not live.
-        device: Where the run takes place.
-    """
-
-    domains: tuple[Domain, ...]
-    source: Path
+    domains: tuple[Domain, ...]  # the domains of the stream
+    source: Path  # the file of the source model
+    # attacked copies of the domains' images, if the attack is not live
     attacked: tuple[NDArray[np.uint8], ...] | None = None
-    device: str = "cpu"
+    device: str = "cpu"  # where the run takes place
 
 
 def perform(

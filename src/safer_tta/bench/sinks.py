@@ -1,4 +1,4 @@
-"""Where rows may go besides the store: for TensorBoard, or a local MLflow. No account, no network."""
+"""Sinks also send rows to TensorBoard or a local MLflow database, without an account or a network."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..errors import InvalidValueError, MissingPackageError
+from ..errors import MissingPackageError, UnknownNameError
 from .metrics import rolling
 from .results import Row
 
@@ -16,9 +16,9 @@ FIGURES = ("accuracy", "accuracy_attacked", "accuracy_clean", "nll", "ece", "ms_
 
 
 def create(name: str, folder: Path) -> Sink:
-    """A sink by name, writing below `folder`."""
+    """Return a sink by name, which writes below `folder`."""
     if name not in SINKS:
-        raise InvalidValueError(f"sink {name!r} is unknown; expected one of {', '.join(SINKS)}")
+        raise UnknownNameError.of("sink", name, SINKS)
     return SINKS[name](folder / name)
 
 

@@ -1,4 +1,4 @@
-"""A plan made ready for a dataset: expanded, checked, its tasks known."""
+"""A study is a plan on a dataset: expanded, checked, with its tasks."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 from ..errors import StoreError
 from ..models import Classifier, zoo
+from ..training import Recipe
 from . import plan as plans
 from .graph import check, graph, size_for
 from .publish import Study
@@ -30,7 +31,7 @@ def prepare(
     precision: str = "float32",
     command: str = "",
 ) -> Study:
-    """A shipped plan or a file, on the data of a place."""
+    """Expand and check a plan, given by name or file, on the data of a place."""
     plan, dataset = plans.load(name), place.dataset()
     cells = plans.cells(plan, dataset, seeds=seeds, only=targets, quick=quick)
     check(cells)
@@ -47,7 +48,7 @@ def prepare(
 
 
 def states(study: Study, place: Place) -> Counter[str]:
-    """How many runs are done, incomplete, not started, damaged."""
+    """Count the runs that are done, incomplete, not started or damaged."""
     return Counter(_state(name, place) for name in dict.fromkeys(study.runs))
 
 
@@ -62,11 +63,11 @@ def _state(name: str, place: Place) -> str:
 
 
 def estimate(study: Study, place: Place) -> float:
-    """Seconds that what is left will take on one worker of this machine: the passes of all tasks, at the speed of one
-    that is timed here and now."""
+    """Estimate the seconds that one worker of this machine needs for the rest, from the time of one pass."""
     passes = sum(task.passes for task in left(study.tasks, place))
     recipes = [task.definition["recipe"] for task in study.tasks if task.kind == "source"]
-    return passes * _seconds_per_pass(recipes[0]["architecture"], place) if passes else 0.0
+    architecture = recipes[0].get("architecture", Recipe.architecture)  # a definition leaves defaults out
+    return passes * _seconds_per_pass(architecture, place) if passes else 0.0
 
 
 def _seconds_per_pass(architecture: str, place: Place) -> float:

@@ -1,4 +1,4 @@
-"""Tables of a plan: mean ± standard deviation over seeds, best bold and second underlined, beside the paper's."""
+"""Tables of a plan: mean ± standard deviation over seeds, the best bold and the second underlined."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Found = tuple[Cell, Row]
 
 @dataclass(frozen=True)
 class Entry:
-    """One figure of a table, over seeds; None where no run is done."""
+    """A figure of a table, over seeds; its mean is None if no run is done."""
 
     mean: float | None = None
     std: float | None = None
@@ -34,7 +34,7 @@ class Column:
     varied: tuple[tuple[str, Any], ...] = ()
 
     def label(self, several: bool) -> str:
-        """What a reader needs to tell it from the others."""
+        """Return what tells it from the other columns."""
         settings = [f"{place.rpartition('.')[2]} {value}" for place, value in self.varied]
         return ", ".join([*([self.target] if several else []), *settings, f"{self.rate:g} %"])
 
@@ -51,7 +51,7 @@ class Table:
         return any(entry.paper for _, entries in self.rows for entry in entries)
 
     def ranks(self) -> list[tuple[float | None, float | None]]:
-        """The best and the second best mean of every column, as far as they can be told apart in print."""
+        """Return the best and the second best mean of every column, rounded as they are printed."""
         ranked: list[tuple[float | None, float | None]] = []
         for entries in zip(*(entries for _, entries in self.rows), strict=True):
             means = sorted({round(e.mean, 1) for e in entries if e.mean is not None}, reverse=True)
@@ -61,7 +61,10 @@ class Table:
 
 
 def tables(plan: Plan, found: Sequence[Found], dataset: str, planned: Sequence[Cell] = ()) -> list[Table]:
-    """One table for every grid of a plan. planned: its cells, done or not; averages are over the targets of these."""
+    """Return a table for every grid of a plan.
+
+    `planned` has all cells, done or not; averages are over their targets.
+    """
     made = []
     for number, grid in enumerate(plan.grids):
         mine = [(cell, row) for cell, row in found if cell.grid == number]
@@ -106,13 +109,13 @@ def _entry(grid: Grid, column: Column, label: str, found: Sequence[Found], datas
     ]
     paper = published(grid.paper, dataset, column.target, label, dict(column.varied), column.rate)
     if column.target == AVERAGE and targets != set(KNOWN[dataset].domains if dataset in KNOWN else ()):
-        paper = None  # the paper's is over all domains
+        paper = None  # since the paper averages over all domains
     per_seed: dict[int, list[float]] = {}
     for cell, row in mine:
         per_seed.setdefault(cell.seed, []).append(row["accuracy"])
     if not per_seed:
         return Entry(paper=paper)
-    # An average over targets is one only where every target has its run.
+    # An average over targets needs a run on every target.
     whole = len(targets) if column.target == AVERAGE else 1
     means = [statistics.mean(values) for values in per_seed.values() if len(values) == whole]
     if not means:
@@ -122,8 +125,7 @@ def _entry(grid: Grid, column: Column, label: str, found: Sequence[Found], datas
 
 
 def best(grid: Grid, found: Sequence[Found]) -> Sequence[Found]:
-    """Of the settings in `best_of` that are as far done as any, the one whose mean accuracy over everything else is
-    highest."""
+    """Return the runs of the setting in `best_of` with the highest mean accuracy, among those with the most runs."""
     if not grid.best_of or not found:
         return found
     settings: dict[str, list[Found]] = {}
@@ -150,7 +152,7 @@ def markdown(table: Table) -> str:
 
 
 def latex(table: Table) -> str:
-    """A tabular for booktabs."""
+    """Return a LaTeX tabular that uses booktabs."""
     lines = [
         rf"\begin{{tabular}}{{l{'r' * len(table.columns)}}}",
         r"\toprule",
@@ -167,7 +169,7 @@ def latex(table: Table) -> str:
 
 
 def comma_separated(made: Sequence[Table]) -> str:
-    """One line a figure: for spreadsheets and other programs."""
+    """Return CSV with a line for each figure."""
     varied = list(dict.fromkeys(place for table in made for column in table.places for place, _ in column.varied))
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -184,7 +186,7 @@ def comma_separated(made: Sequence[Table]) -> str:
 
 
 def beside_the_paper(table: Table) -> str:
-    """Ours, the paper's and the difference, for every figure that was published."""
+    """Return a table of our figure, the paper's and the difference, for every published figure."""
     body = [
         [label, column, plain(e), f"{e.paper.mean:.1f}", difference(e)]
         for label, entries in table.rows
@@ -195,14 +197,14 @@ def beside_the_paper(table: Table) -> str:
 
 
 def difference(entry: Entry) -> str:
-    """Ours less the paper's, where that means something."""
+    """Return our figure minus the paper's, if they compare."""
     if entry.mean is None or entry.paper is None:
         return "–"
     return entry.paper.note or f"{entry.mean - entry.paper.mean:+.1f}"
 
 
 def cost(found: Iterable[Found]) -> list[tuple[str, Mapping[str, float]]]:
-    """What the rows cost: medians over all runs of a label and setting."""
+    """Return the cost of every label and setting, as medians over its runs."""
     runs: dict[str, list[Row]] = {}
     for cell, row in found:
         settings = [f"{place.rpartition('.')[2]} {value}" for place, value in cell.varied.items()]
@@ -220,7 +222,7 @@ def _grid(header: Sequence[str], body: Sequence[Sequence[str]]) -> str:
 
 
 def plain(entry: Entry, between: str = " ± ") -> str:
-    """A figure as it is printed."""
+    """Return a figure as it is printed."""
     if entry.mean is None:
         return "–"
     return f"{entry.mean:.1f}" + ("" if entry.std is None else f"{between}{entry.std:.1f}")

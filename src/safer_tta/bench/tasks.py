@@ -34,29 +34,17 @@ COUNT, QUICK_COUNT = 1400, 140  # images of each embedded domain, and for quick 
 
 @dataclass(frozen=True)
 class Place:
-    """Where tasks are carried out.
+    """Where tasks are carried out."""
 
-    Attributes:
-        store: The folder that everything is written to.
-        data: "synthetic", or the folder of a dataset.
-        side: Pixels a side to which a folder's images are resized.
-        count: Images of each embedded domain.
-        cache: Where decoded images are kept.
-        weights: The file that trainings start from.
-        device: The device of trainings, attacks and runs.
-        compile: Whether trainings are compiled.
-        extensions: The user's own files.
-    """
-
-    store: Path
-    data: str = "synthetic"
-    side: int = 224
-    count: int = COUNT
-    cache: Path | None = None
-    weights: str | None = None
-    device: str = "cpu"
-    compile: bool = False
-    extensions: tuple[str, ...] = ()
+    store: Path  # the folder that everything is written to
+    data: str = "synthetic"  # "synthetic", or the folder of a dataset
+    side: int = 224  # pixels a side to which a folder's images are resized
+    count: int = COUNT  # images of each embedded domain
+    cache: Path | None = None  # where decoded images are kept
+    weights: str | None = None  # the file that trainings start from
+    device: str = "cpu"  # the device of trainings, attacks and runs
+    compile: bool = False  # whether trainings are compiled
+    extensions: tuple[str, ...] = ()  # the user's own files
 
     def dataset(self) -> Dataset:
         return _opened(self.data, self.side, self.count, self.cache)
@@ -73,21 +61,13 @@ def _opened(data: str, side: int, count: int, cache: Path | None) -> Dataset:
 
 @dataclass(frozen=True)
 class Task:
-    """Something to make.
+    """Something to make."""
 
-    Attributes:
-        kind: "source", "surrogate", "attacked" or "run".
-        label: What people call it.
-        definition: What it is named after.
-        needs: The names of the tasks that come first.
-        passes: Its cost, in images that go forward through the network.
-    """
-
-    kind: str
-    label: str
-    definition: Mapping[str, Any]
-    needs: tuple[str, ...] = ()
-    passes: float = 0.0
+    kind: str  # "source", "surrogate", "attacked" or "run"
+    label: str  # what people call it
+    definition: Mapping[str, Any]  # what it is named after
+    needs: tuple[str, ...] = ()  # the names of the tasks that come first
+    passes: float = 0.0  # its cost, in images that go forward through the network
 
     @functools.cached_property
     def name(self) -> str:
@@ -148,7 +128,7 @@ def _check_data(task: Task, place: Place) -> None:
 
 
 def _check_code(task: Task) -> None:
-    """Refuse other code of the user's than the task's name stands for."""
+    """Refuse other code than the task's name stands for."""
     here: dict[str, Any] = extensions.code(task.definition) if task.kind == "run" else {}
     if task.kind == "attacked" and task.definition["attack"] in ATTACKS:
         here = extensions.code_of(ATTACKS[task.definition["attack"]].make)
@@ -156,6 +136,11 @@ def _check_code(task: Task) -> None:
         raise StoreError(
             f"{task.label} is defined with other extensions than those here. Give the same files with --extension, "
             "unchanged, or plan again"
+        )
+    if task.kind == "run" and Experiment.from_description(task.definition).name != task.name:
+        raise StoreError(
+            f"{task.label} is defined with other versions of its parts than those here. Use the version of safer-tta "
+            "that planned it, or plan again"
         )
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
 try:
     import typer
+    from typer.core import TyperGroup, TyperOption
 except ImportError:
     sys.exit("the command needs typer and rich: pip install 'safer-tta[bench]'")
 
@@ -18,8 +21,39 @@ from ..errors import SaferError
 from . import bench, run, service, train
 from .options import AsJson, Seed, Target, progress, result
 
+
+class Commands(TyperGroup):
+    """The commands. A mistake of the user prints one line and exits with 2; a bug shows a traceback."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:  # typer ends quietly
+            raise
+        except (SaferError, OSError, ImportError) as error:
+            if os.environ.get("SAFER_DEBUG"):
+                raise
+            command = self.commands.get(ctx.invoked_subcommand or "", self)
+            typer.echo(f"error: {explain(error, [*self.params, *command.params])}", err=True)
+            raise typer.Exit(2) from None
+
+
+def explain(error: Exception, parameters: Iterable[Any]) -> str:
+    """Return an error as one line, in which an option has the name that it has on the command line."""
+    if isinstance(error, OSError) and error.filename is not None:
+        missing = isinstance(error, FileNotFoundError)
+        return f"{error.filename} does not exist" if missing else f"{error.filename}: {error.strerror}"
+    options = {parameter.name: parameter.opts[0] for parameter in parameters if isinstance(parameter, TyperOption)}
+    options |= {"domain": options["target"]} if "target" in options else {}
+    line = " ".join(str(error).split())
+    return re.sub(r"^\w+(?= (?:is|'))", lambda word: options.get(word[0], word[0]), line)
+
+
 app = typer.Typer(
-    no_args_is_help=True, add_completion=False, help="Test-time adaptation that survives attacked inputs."
+    cls=Commands,
+    no_args_is_help=True,
+    add_completion=False,
+    help="Test-time adaptation that survives attacked inputs.",
 )
 data_app = typer.Typer(no_args_is_help=True, help="Inspect a dataset.")
 app.add_typer(data_app, name="data")
@@ -132,19 +166,10 @@ def data_check(
 
 
 def main() -> None:
-    """Run the command.
-
-    A mistake of the user prints one line and exits with 2; SAFER_DEBUG=1 shows where it came from. A bug shows a
-    traceback.
-    """
+    """Run the command; SAFER_DEBUG=1 shows where an error came from."""
     keep_freed_memory()
-    if os.environ.get("SAFER_DEBUG"):
-        app()
     try:
         code = app(standalone_mode=False)
-    except (SaferError, OSError, ImportError) as error:
-        typer.echo(f"error: {' '.join(str(error).split())}", err=True)
-        raise SystemExit(2) from None
     except Exception as error:  # typer's own: a wrong option, or nothing to do
         show, code = getattr(error, "show", None), getattr(error, "exit_code", None)
         if show is None or code is None:

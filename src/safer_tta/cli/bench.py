@@ -51,8 +51,7 @@ def bench(
     sink: Annotated[list[str] | None, typer.Option(help="Also send rows to tensorboard or mlflow.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run a study of the paper, or your own plan: rows, tables, figures and a page. The same command resumes after a
-    stop, and makes only what is missing."""
+    """Run a study of the paper, or your own plan: rows, tables, figures and a page. The same command resumes it."""
     from .. import extensions
     from ..bench.tasks import COUNT, QUICK_COUNT, Place, read_tasks
 

@@ -24,8 +24,42 @@ def check_device(name: str) -> str:
     return name
 
 
+def parse_fraction(text: str) -> float:
+    """Read a number such as 8/255 or 0.03."""
+    above, _, below = text.partition("/")
+    try:
+        return float(above) / float(below or 1)
+    except (ValueError, ZeroDivisionError):
+        raise typer.BadParameter(f"{text!r} is not a number; expected a fraction such as 8/255") from None
+
+
+def check_fraction(text: str | None) -> str | None:
+    """Refuse what `parse_fraction` cannot read."""
+    if text is not None:
+        parse_fraction(text)
+    return text
+
+
+def check_data(data: str) -> str:
+    """Refuse data that are neither a folder nor the word 'synthetic'."""
+    if data != "synthetic" and not Path(data).is_dir():
+        raise typer.BadParameter(f"{data!r} is not a folder; expected root/domain/class/image or the word 'synthetic'")
+    return data
+
+
+def check_weights(weights: str | None) -> str | None:
+    """Refuse weights that are neither a file nor the word 'none'."""
+    if weights not in (None, "none") and not Path(str(weights)).is_file():
+        raise typer.BadParameter(f"file {weights!r} does not exist; expected a safetensors file or 'none'")
+    return weights
+
+
 Data = Annotated[
-    str, typer.Option(help="'synthetic', or the folder of PACS, VLCS or OfficeHome: root/domain/class/image.")
+    str,
+    typer.Option(
+        callback=check_data,
+        help="'synthetic', or a folder root/domain/class/image, such as that of PACS, VLCS or OfficeHome.",
+    ),
 ]
 Target = Annotated[str, typer.Option(help="The domain to adapt to; the source model is trained on the others.")]
 Seed = Annotated[int, typer.Option(help="Decides all random draws.")]
@@ -42,13 +76,26 @@ PredictorName = Annotated[
 ]
 NormName = Annotated[str | None, typer.Option(help="What replaces the batch-norm layers, such as medbn.")]
 Budget = Annotated[
-    str | None, typer.Option(help="The largest change, as a fraction (default: 8/255; an l2 budget has no default).")
+    str | None,
+    typer.Option(
+        callback=check_fraction,
+        help="The largest change, as a fraction (default: 8/255; an l2 budget has no default).",
+    ),
 ]
-StepSize = Annotated[str | None, typer.Option(help="The size of an attack step (default: 2/255; l2: 2.5 eps / steps).")]
+StepSize = Annotated[
+    str | None,
+    typer.Option(callback=check_fraction, help="The size of an attack step (default: 2/255; l2: 2.5 eps / steps)."),
+]
 AttackName = Annotated[
-    str, typer.Option("--attack", help="pgd, autoattack (needs the extra \\[attacks]), or one of an extension.")
+    str,
+    typer.Option(
+        "--attack",
+        help="pgd, autoattack (needs the extra \\[attacks]), eot (only in `safer run`), or one of an extension.",
+    ),
 ]
-AttackSteps = Annotated[int | None, typer.Option(help="The number of attack steps (default: 20).")]
+AttackSteps = Annotated[
+    int | None, typer.Option(min=1, help="The number of attack steps (default: the attack's own, 20 for pgd).")
+]
 AttackNorm = Annotated[str, typer.Option(help="How the attack's budget is measured: linf or l2.")]
 Precision = Annotated[str, typer.Option(help="float32 or bfloat16.")]
 Images = Annotated[
@@ -61,10 +108,15 @@ Out = Annotated[
 ]
 Architecture = Annotated[str | None, typer.Option(help="small, resnet18, resnet50, timm:NAME … (default: by dataset).")]
 Weights = Annotated[
-    str | None, typer.Option(help="Pretrained weights to start from, a safetensors file; 'none' trains from scratch.")
+    str | None,
+    typer.Option(
+        callback=check_weights, help="Pretrained weights to start from, a safetensors file; 'none' trains from scratch."
+    ),
 ]
-Steps = Annotated[int | None, typer.Option(help="Training steps (default: the paper's 5000; fewer on synthetic).")]
-BatchSize = Annotated[int | None, typer.Option("--batch", help="Images of each domain in a training step.")]
+Steps = Annotated[
+    int | None, typer.Option(min=1, help="Training steps (default: the paper's 5000; fewer on synthetic).")
+]
+BatchSize = Annotated[int | None, typer.Option("--batch", min=1, help="Images of each domain in a training step.")]
 LearningRate = Annotated[float | None, typer.Option("--lr", help="The learning rate of Adam.")]
 
 
@@ -85,15 +137,6 @@ def progress(label: str) -> contextlib.AbstractContextManager[Any]:
     from .._internal.progress import progress as shown
 
     return shown(label)
-
-
-def parse_fraction(text: str) -> float:
-    """Read a number such as 8/255 or 0.03."""
-    above, _, below = text.partition("/")
-    try:
-        return float(above) / float(below or 1)
-    except (ValueError, ZeroDivisionError):
-        raise typer.BadParameter(f"{text!r} is not a number; expected a fraction such as 8/255") from None
 
 
 def drop_missing(**values: Any) -> dict[str, Any]:

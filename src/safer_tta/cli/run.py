@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from .._internal.checks import one_of
 from .._internal.defaults import METHOD, PREDICTOR
 from .options import (
     AsJson,
@@ -33,13 +34,19 @@ from .options import (
     result,
 )
 
+NORMS = ("linf", "l2")  # of an attack
 SHOWN = ["accuracy", "accuracy_attacked", "accuracy_clean", "nll", "ece", "ms_per_step", "run"]
-Surrogate = Annotated[Path | None, typer.Option(help="The attacker's model, from `safer train surrogate`.")]
+Surrogate = Annotated[
+    Path | None,
+    typer.Option(exists=True, dir_okay=False, help="The attacker's model, from `safer train surrogate`."),
+]
 
 
 def attack(
     target: Target,
-    surrogate: Annotated[Path, typer.Option(help="The attacker's model, from `safer train surrogate`.")],
+    surrogate: Annotated[
+        Path, typer.Option(exists=True, dir_okay=False, help="The attacker's model, from `safer train surrogate`.")
+    ],
     store: Store,
     data: Data = "synthetic",
     attack: AttackName = "pgd",
@@ -69,7 +76,9 @@ def attack(
 
 def run(
     target: Target,
-    model: Annotated[Path, typer.Option(help="The source model, from `safer train source`.")],
+    model: Annotated[
+        Path, typer.Option(exists=True, dir_okay=False, help="The source model, from `safer train source`.")
+    ],
     store: Store,
     data: Data = "synthetic",
     method: MethodName = METHOD,
@@ -101,7 +110,7 @@ def run(
 
     stream = StreamSpec(order=order, attack_rate=attack_rate, batch=batch, seed=seed)
     check_names(method, predictor, norm)
-    threat = _threat(attack, eps, step, attack_steps, attack_norm) if attack_rate > 0 else {}
+    threat = _threat(attack, eps, step, attack_steps, attack_norm)
     attacked_by = _attack_on(attack, threat, surrogate) if attack_rate > 0 else None
     dataset, domain = _domain(data, side_for(model, side), target, images, seed)
     experiment = Experiment(
@@ -168,6 +177,7 @@ def _threat(attack: str, eps: str | None, step: str | None, steps: int | None, n
     """Return what the attack is told."""
     from ..attacks import ATTACKS, full_threat
 
+    one_of(NORMS, attack_norm=norm)
     if ATTACKS.find(attack).own_steps and (step or steps):
         raise typer.BadParameter(f"{attack} chooses its steps itself; leave --step and --attack-steps out")
     fractions = {name: parse_fraction(text) for name, text in (("eps", eps), ("step", step)) if text is not None}

@@ -15,7 +15,10 @@ MEGABYTE = 2**20
 
 
 def serve(
-    model: Annotated[Path, typer.Option(help="The classifier: a file of `safer train source` (safetensors).")],
+    model: Annotated[
+        Path,
+        typer.Option(exists=True, dir_okay=False, help="The classifier: a file of `safer train source` (safetensors)."),
+    ],
     folder: Annotated[Path, typer.Option(help="Where streams are kept; a later start continues them.")] = Path(
         "served"
     ),
@@ -27,8 +30,11 @@ def serve(
     host: Annotated[
         str, typer.Option(help="Address to listen on. Addresses beyond this machine need --tokens.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535)] = 8017,
-    tokens: Annotated[Path | None, typer.Option(help='Who may use it: a JSON file {"owner": "token"}.')] = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8017,
+    tokens: Annotated[
+        Path | None,
+        typer.Option(exists=True, dir_okay=False, help='Who may use it: a JSON file {"owner": "token"}.'),
+    ] = None,
     device: Device = "cpu",
     precision: Precision = "float32",
     abstain: Annotated[

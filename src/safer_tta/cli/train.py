@@ -50,7 +50,7 @@ def train(
     lr: LearningRate = None,
     eps: Budget = None,
     attack_steps: Annotated[
-        int | None, typer.Option(help="PGD steps inside every training step of `robust` (default: 20).")
+        int | None, typer.Option(min=1, help="PGD steps inside every training step of `robust` (default: 20).")
     ] = None,
     seed: Seed = 0,
     side: Side = 224,
@@ -68,25 +68,29 @@ def train(
         raise typer.BadParameter(f"`safer train {what}` needs --target, the domain to adapt to")
     changes = drop_missing(architecture=architecture, weights=weights, steps=steps, batch=batch, lr=lr, seed=seed)
     attack = drop_missing(eps=None if eps is None else parse_fraction(eps), steps=attack_steps)
+    recipe = _recipe(what, data, changes, attack)  # first, since images take long to decode
     dataset = open_data(data, side, target, others=what != "surrogate")
-    _train(what, dataset, target, out, device, changes, attack)
+    _train(what, dataset, target, recipe, out, device)
     return _print_model(out, as_json)
 
 
-def _train(
-    what: str, dataset: Any, target: str, out: Path, device: str, changes: dict[str, Any], attack: dict[str, Any]
-) -> None:
+def _recipe(what: str, data: str, changes: dict[str, Any], attack: dict[str, Any]) -> Any:
+    from .. import training
+
+    if what == "surrogate":
+        return training.surrogate_recipe(data, **changes)
+    recipe = training.source_recipe(data, **changes)
+    return training.robust(recipe, **attack) if what == "robust" else recipe
+
+
+def _train(what: str, dataset: Any, target: str, recipe: Any, out: Path, device: str) -> None:
     from .. import training
 
     with progress(f"{what} model") as tick:
         if what == "surrogate":
-            recipe = training.surrogate_recipe(dataset.name, **changes)
             training.train_surrogate(dataset.domain(target), recipe, out, device=device, tick=tick)
-            return
-        recipe = training.source_recipe(dataset.name, **changes)
-        if what == "robust":
-            recipe = training.robust(recipe, **attack)
-        training.train_source(dataset, target, recipe, out, device=device, tick=tick)
+        else:
+            training.train_source(dataset, target, recipe, out, device=device, tick=tick)
 
 
 def _train_backbone(out: Path, device: str, changes: dict[str, Any]) -> None:

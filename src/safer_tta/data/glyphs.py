@@ -50,7 +50,7 @@ def _font(size: int):  # type: ignore[no-untyped-def]
 
 
 def _reach(mask: NDArray[np.bool_]) -> Array:
-    """How deep inside the mask each pixel lies: how often it survives when the border is peeled off."""
+    """Return how deep inside the mask each pixel lies: how often it survives when the border is peeled off."""
     depth = np.zeros(mask.shape, np.float32)
     for step in range(REACH):
         depth += mask

@@ -1,6 +1,6 @@
 """A test stream under attack: which images arrive, in what order, and which of them are attacked.
 
-A stream follows from the images, their attacked copies and a specification alone, so every method sees the same one.
+A stream depends only on the images, their attacked copies and a specification, so every method sees the same one.
 """
 
 from __future__ import annotations
@@ -27,17 +27,11 @@ DRAWS = ("exact", "bernoulli", "late")
 
 
 class Batch(NamedTuple):
-    """A batch of a stream.
+    """A batch of a stream."""
 
-    Attributes:
-        images: (B,3,H,W), bytes.
-        labels: (B,), for scoring.
-        attacked: (B,), which images are attacked.
-    """
-
-    images: Tensor
-    labels: Tensor
-    attacked: Tensor
+    images: Tensor  # (B,3,H,W), bytes
+    labels: Tensor  # (B,), for scoring
+    attacked: Tensor  # (B,), which images are attacked
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -52,7 +52,8 @@ class Anchor:
         assert self.images is not None
         held = method.state.hold()
         method.state.generator.manual_seed(0)
-        method.state.clear_memories()
+        if method.predictor.memory is not None:
+            method.predictor.memory.seen.zero_()
         try:
             return method.predict(self.images).labels.cpu()
         finally:

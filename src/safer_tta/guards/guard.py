@@ -14,7 +14,7 @@ import os
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Self
 
 import torch
@@ -24,6 +24,7 @@ from .._internal.checks import count, one_of, positive, share
 from .._internal.locking import exclusive
 from ..errors import InvalidTypeError
 from ..methods import Method, Snapshot
+from ..models.temporary import temporarily
 from ..pooling import entropy
 from ..predictors import Prediction
 from .anchor import Anchor
@@ -65,6 +66,7 @@ class Memory:
         return [snapshot for _, snapshot in (*self.healthy, *self.pending)]
 
 
+@dataclass(eq=False, repr=False)
 class Guard:
     """Watches a method while it adapts, and undoes what went wrong. It offers everything that the method does.
 
@@ -82,13 +84,11 @@ class Guard:
         largest_share: The largest healthy share of one class.
         reset_every: Restore weights, optimiser and memories after so many batches. None never does.
         seconds: Time allowed per batch. While the method is behind, it answers without learning. None sets no limit.
-        snapshots: How many healthy states are kept. Older ones lie further and further apart, so that some remain from
-            before a slow poisoning.
+        snapshots: How many healthy states are kept, older ones further and further apart: some predate slow poisoning.
         snapshot_every: How many batches lie between two snapshots.
         least_agreement: A rollback skips states that answer less than this share of the stream's first images (up to
-            128) as the method did at its start. Learning from garbage shows there, but so does much honest learning,
-            and then a rollback goes further back than necessary. It costs a forward pass per rollback; 0 keeps no
-            images.
+            128) as the method did at its start. Much honest learning shows there too; then a rollback goes further
+            back than necessary. It costs a forward pass per rollback; 0 keeps no images.
         clock: Returns the time in seconds.
 
     Attributes:
@@ -99,38 +99,33 @@ class Guard:
         InvalidValueError: If an option is out of range.
     """
 
-    def __init__(
-        self,
-        method: Method,
-        *,
-        policy: str = "rollback",
-        window: int = 8,
-        least_images: int = 64,
-        least_entropy: float = 0.3,
-        largest_share: float = 0.9,
-        reset_every: int | None = None,
-        seconds: float | None = None,
-        snapshots: int = 4,
-        snapshot_every: int = 8,
-        least_agreement: float = 0.99,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        if not isinstance(method, Method):
-            raise InvalidTypeError(f"method is {type(method).__name__}; expected what safer_tta.adapt() returns")
-        one_of(POLICIES, policy=policy)
-        count(window=window, least_images=least_images, snapshots=snapshots, snapshot_every=snapshot_every)
-        share(least_entropy=least_entropy, largest_share=largest_share, least_agreement=least_agreement)
-        if reset_every is not None:
-            count(reset_every=reset_every)
-        if seconds is not None:
-            positive(seconds=seconds)
-        self.method, self.policy = method, policy
-        self.window, self.least_images = window, least_images
-        self.least_entropy, self.largest_share = least_entropy, largest_share
-        self.reset_every, self.seconds, self.snapshot_every, self.clock = reset_every, seconds, snapshot_every, clock
-        self.least_agreement, self.snapshots = least_agreement, snapshots
-        self.memory = Memory()
-        method.watched = True
+    method: Method
+    _: KW_ONLY
+    policy: str = "rollback"
+    window: int = 8
+    least_images: int = 64
+    least_entropy: float = 0.3
+    largest_share: float = 0.9
+    reset_every: int | None = None
+    seconds: float | None = None
+    snapshots: int = 4
+    snapshot_every: int = 8
+    least_agreement: float = 0.99
+    clock: Callable[[], float] = time.monotonic
+    memory: Memory = field(init=False, default_factory=Memory)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.method, Method):
+            raise InvalidTypeError(f"method is {type(self.method).__name__}; expected what safer_tta.adapt() returns")
+        one_of(POLICIES, policy=self.policy)
+        count(window=self.window, least_images=self.least_images)
+        count(snapshots=self.snapshots, snapshot_every=self.snapshot_every)
+        share(least_entropy=self.least_entropy, largest_share=self.largest_share, least_agreement=self.least_agreement)
+        if self.reset_every is not None:
+            count(reset_every=self.reset_every)
+        if self.seconds is not None:
+            positive(seconds=self.seconds)
+        self.method.watched = True
 
     @property
     def counters(self) -> Counter[str]:
@@ -170,11 +165,7 @@ class Guard:
 
     @exclusive
     def reset(self, *, seed: int | None = None) -> None:
-        """Return to the very start, generator included.
-
-        Args:
-            seed: Seeds the generator, if it is not to return to its own start.
-        """
+        """Return to the very start, generator included; with a seed, the generator starts from that."""
         self.method.reset()
         if seed is not None:
             self.method.state.generator.manual_seed(seed)
@@ -200,12 +191,7 @@ class Guard:
         self._start_over()
 
     def stream(self, batches: Iterable[Any], *, prefetch: bool = False) -> Iterator[Prediction]:
-        """Adapt over many batches, one after another.
-
-        Args:
-            batches: Batches of images, or of (images, ...) as a DataLoader gives them.
-            prefetch: Accepted as by a method. It changes nothing: a guard checks every answer before the next batch.
-        """
+        """Adapt over many batches. `prefetch` changes nothing: every answer is checked before the next batch."""
         for batch in batches:
             yield self(batch[0] if isinstance(batch, (tuple, list)) else batch)
 
@@ -255,13 +241,7 @@ class Guard:
 
     @exclusive
     def lend(self, memory: Memory, *, frozen: bool = False, state: Mapping[str, Tensor] | None = None) -> None:
-        """Watch another stream from now on.
-
-        Args:
-            memory: What a guard knew of that stream when it last watched it.
-            frozen: Whether that stream is only answered.
-            state: The method's state of that stream; None if the method is in it already.
-        """
+        """Watch another stream from now on, with what was known of it; the method is in its state if none is given."""
         if state is not None:
             self.method.load_state_dict(state)
         self.memory = memory
@@ -279,7 +259,8 @@ class Guard:
     def _adapt(self, images: Tensor, learn: bool) -> Prediction:
         if (self.memory.behind > 0 or not learn) and not self.method.frozen:
             self.counters["skipped_updates"] += 1
-            return self._predict_only(images)
+            with temporarily([self.method], frozen=True):  # it answers with fresh views and learns nothing
+                return self.method(images)
         before = self.method.refused.copy()
         prediction = self.method(images)
         for kind in ("losses", "gradients"):
@@ -289,14 +270,6 @@ class Guard:
             self.counters["non_finite_weights"] += 1
             self.rollback()
         return prediction
-
-    def _predict_only(self, images: Tensor) -> Prediction:
-        """Answer with fresh views and learn nothing, as a frozen method does."""
-        self.method.freeze()
-        try:
-            return self.method(images)
-        finally:
-            self.method.unfreeze()
 
     def _note(self, images: Tensor, probs: Tensor) -> None:
         memory = self.memory

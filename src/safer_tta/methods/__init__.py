@@ -2,23 +2,13 @@
 
 from .._internal.autoload import import_all
 from .._internal.checks import count, flag, not_negative, positive, share
-from ._frame import (
-    GENERATOR,
-    METHODS,
-    Closure,
-    Cost,
-    Evaluation,
-    Method,
-    Snapshot,
-    Step,
-    create,
-    describe,
-    evaluate,
-    exclusive,
-    learnt,
-    option,
-    register,
-)
+from ._frame.cost import Cost
+from ._frame.method import Closure, Method
+from ._frame.options import option
+from ._frame.registry import METHODS, create, describe, register
+from ._frame.state import GENERATOR, Snapshot, learnt
+from ._frame.step import Step
+from ._frame.summary import Evaluation, evaluate
 
 import_all(__name__, __path__)
 
@@ -35,7 +25,6 @@ __all__ = [
     "create",
     "describe",
     "evaluate",
-    "exclusive",
     "flag",
     "learnt",
     "not_negative",

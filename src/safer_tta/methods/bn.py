@@ -12,7 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ..errors import InvalidValueError
 from ..models.norm import use_train_mode
 from ..predictors import Draw
-from ._frame import Cost, Method, Step, register
+from . import Cost, Method, Step, register
 
 
 @register("bn")

@@ -16,12 +16,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .._internal.checks import count, not_negative, positive, share
 from .._internal.seeds import draw_seed
 from ..models.norm import use_batch_statistics
 from ..predictors import Draw, Outlook, Prediction
-from ._frame import Cost, Method, Step, option, register
-from ._frame.augmentations import draw_seeded, strong
+from . import Cost, Method, Step, count, not_negative, option, positive, register, share
+from ._frame.augmentations import strong
 from ._frame.losses import cross_entropy
 from ._frame.teacher import follow, make_teacher
 
@@ -31,6 +30,7 @@ class CoTTA(Method):
     updates = "all"
     cost = Cost(19, 1, "3 to 34 forward, 1 backward")
     by_predictor = False
+    own_views = True
     lr: float = option(1e-3, positive)
     keep: float = option(0.999, share)
     restore_rate: float = option(0.01, share)
@@ -43,9 +43,6 @@ class CoTTA(Method):
         source = copy.deepcopy(self.classifier).requires_grad_(False)
         self.state.constants["source"] = source
         self.source = self.teacher.fork(source)
-
-    def draw(self, images: Tensor) -> Draw:
-        return draw_seeded(self.predictor, images)
 
     def forward(self, images: Tensor, draw: Draw) -> Step:
         student = self.predictor.look(images, draw).lesson

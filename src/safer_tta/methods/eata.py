@@ -15,12 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .._internal.checks import not_negative, positive, share
 from .._internal.locking import exclusive
 from ..errors import InvalidValueError
 from ..models.norm import use_batch_statistics
 from ..predictors import Draw
-from ._frame import Cost, Method, Step, option, register
+from . import Cost, Method, Step, not_negative, option, positive, register, share
 from ._frame.losses import largest_entropy, softmax_entropy
 
 
@@ -84,7 +83,10 @@ class EATA(Method):
         seen = self.predictor.look(images, draw)
         logits = seen.lesson.logits
         h, probs = softmax_entropy(logits), logits.detach().softmax(dim=1)
-        chosen = self._chosen(h.detach(), probs)
+        chosen = h.detach() < self.most_entropy
+        mean = self.state.memory["mean"]
+        if bool(mean.any()):
+            chosen = chosen & (F.cosine_similarity(mean[None], probs, dim=1).abs() < self.redundancy)
         if not bool(chosen.any()):
             return Step(seen, None)
         weight = torch.exp(self.most_entropy - h.detach())
@@ -96,17 +98,8 @@ class EATA(Method):
             mean, new = self.state.memory["mean"], step.kept["probs"].mean(dim=0)
             self.state.memory["mean"] = self.momentum * mean + (1 - self.momentum) * new if bool(mean.any()) else new
 
-    def _chosen(self, h: Tensor, probs: Tensor) -> Tensor:
-        chosen = h < self.most_entropy
-        mean = self.state.memory["mean"]
-        if bool(mean.any()):
-            chosen = chosen & (F.cosine_similarity(mean[None], probs, dim=1).abs() < self.redundancy)
-        return chosen
-
     def _penalty(self) -> Tensor:
+        memory = self.state.memory
         parameters = self.classifier.trainable_parameters(self.updates)
-        terms = [
-            (self.state.memory[f"fisher{i}"] * (p - self.state.memory[f"source{i}"]).square()).sum()
-            for i, p in enumerate(parameters)
-        ]
+        terms = [(memory[f"fisher{i}"] * (p - memory[f"source{i}"]).square()).sum() for i, p in enumerate(parameters)]
         return self.fisher * torch.stack(terms).sum()

@@ -11,15 +11,14 @@ product of both costs.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from .._internal.checks import count, positive
 from ..predictors import Draw, Outlook, Prediction, Predictor, Report
-from ._frame import Cost, Method, Step, option, register
-from ._frame.augmentations import augmix, draw_seeded
+from . import Cost, Method, Step, count, option, positive, register
+from ._frame.augmentations import augmix
 from ._frame.losses import marginal_entropy
 
 
@@ -28,11 +27,9 @@ class MEMO(Method):
     updates = "none"  # nothing stays
     cost = Cost(65, 32, "2 x copies + 1 forward, copies backward")
     by_predictor = False
+    own_views = True
     lr: float = option(2.5e-4, positive)
     copies: int = option(32, count)
-
-    def draw(self, images: Tensor) -> Draw:
-        return draw_seeded(self.predictor, images)
 
     def forward(self, images: Tensor, draw: Draw) -> Step:
         generator = draw.generator()
@@ -43,16 +40,15 @@ class MEMO(Method):
         try:
             self.classifier.requires_grad_(True)
             for image in images:
-                answers.append(self._answer_one(asked, image, generator, parameters))
+                answers.append(self._answer_one(asked, image, generator))
                 _put(parameters, source)
         finally:
             _put(parameters, source)
             self.classifier.requires_grad_(False)
-        return Step(Outlook.of(_joined(answers)), None)
+        return Step(Outlook.of(_join_first(answers)), None)
 
-    def _answer_one(
-        self, predictor: Predictor, image: Tensor, generator: torch.Generator, parameters: list[torch.nn.Parameter]
-    ) -> Prediction:
+    def _answer_one(self, predictor: Predictor, image: Tensor, generator: torch.Generator) -> Prediction:
+        parameters = list(self.classifier.parameters())
         with torch.enable_grad():
             copies = augmix(image, self.copies, generator)
             loss = marginal_entropy(predictor.look(copies, predictor.draw(copies), track=False).lesson.logits)
@@ -63,7 +59,7 @@ class MEMO(Method):
                     parameter.sub_(self.lr * gradient)
             # Together with its copies: a predictor that compares views over a batch needs a batch.
             batch = torch.cat([image[None], copies])
-            return _first(predictor(batch, predictor.draw(batch), track=False))
+            return predictor(batch, predictor.draw(batch), track=False)
 
 
 def _put(parameters: list[torch.nn.Parameter], values: list[Tensor]) -> None:
@@ -72,42 +68,22 @@ def _put(parameters: list[torch.nn.Parameter], values: list[Tensor]) -> None:
             parameter.copy_(value)
 
 
-def _first(answer: Prediction) -> Prediction:
-    """The answer to the first image of a batch."""
-
-    def first(tensor: Tensor | None) -> Tensor | None:
-        return None if tensor is None else tensor[:1]
-
-    report, seen = answer.report, answer.report.view_probs
-    report = dataclasses.replace(
-        report,
-        weights=report.weights[:, :1],
-        view_probs=None if seen is None else seen[:, :1],
-        suspicion=first(report.suspicion),
-        signals={name: signal[:1] for name, signal in report.signals.items()},
-    )
-    return Prediction(answer.probs[:1], answer.logits[:1], answer.features[:1], report).detach()
-
-
-def _joined(answers: Sequence[Prediction]) -> Prediction:
-    """Answers to single images as one batch. Each had views of its own, so no view was dropped for all of them."""
-    probs, logits, features = (
-        torch.cat([getattr(answer, name) for answer in answers]) for name in ("probs", "logits", "features")
-    )
+def _join_first(answers: Sequence[Prediction]) -> Prediction:
+    """Join the answers to the first images of batches that had views of their own, so that none was dropped for all."""
     reports = [answer.report for answer in answers]
+    reliability = [report.reliability for report in reports if report.reliability is not None]
+    suspicion = [report.suspicion[:1] for report in reports if report.suspicion is not None]
+    view_probs = [report.view_probs[:, :1] for report in reports if report.view_probs is not None]
     report: Report = dataclasses.replace(
         reports[0],
-        weights=torch.cat([report.weights for report in reports], dim=1),
-        reliability=_all([report.reliability for report in reports], lambda found: torch.stack(found).mean(dim=0)),
+        weights=torch.cat([report.weights[:, :1] for report in reports], dim=1),
+        reliability=torch.stack(reliability).mean(dim=0) if reliability else None,
         dropped=None,
-        view_probs=_all([report.view_probs for report in reports], lambda found: torch.cat(found, dim=1)),
-        suspicion=_all([report.suspicion for report in reports], torch.cat),
-        signals={name: torch.cat([report.signals[name] for report in reports]) for name in reports[0].signals},
+        view_probs=torch.cat(view_probs, dim=1) if view_probs else None,
+        suspicion=torch.cat(suspicion) if suspicion else None,
+        signals={name: torch.cat([report.signals[name][:1] for report in reports]) for name in reports[0].signals},
+    )
+    probs, logits, features = (
+        torch.cat([getattr(answer, name)[:1] for answer in answers]) for name in ("probs", "logits", "features")
     )
     return Prediction(probs, logits, features, report)
-
-
-def _all(found: Sequence[Tensor | None], join: Callable[[list[Tensor]], Tensor]) -> Tensor | None:
-    """The tensors joined, or None if there are none."""
-    tensors = [tensor for tensor in found if tensor is not None]
-    return join(tensors) if tensors else None

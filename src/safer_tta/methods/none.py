@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from ..predictors import Draw
-from ._frame import Cost, Method, Step, register
+from . import Cost, Method, Step, register
 
 
 @register("none")

@@ -16,9 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .._internal.checks import count, positive, share
 from ..models.norm import successor, use_train_mode
-from ._frame import Cost, Step, option, register
+from . import Cost, Step, count, option, positive, register, share
 from ._frame.image_memory import ImageMemory, RememberingMethod
 
 
@@ -26,15 +25,18 @@ class InstanceAwareBatchNorm(nn.BatchNorm2d):
     """Batch norm that follows an image's own statistics as far as they are out of the ordinary."""
 
     band = 4.0
+    running_mean: Tensor
+    running_var: Tensor
+    momentum: float
 
     def forward(self, x: Tensor) -> Tensor:
         pixels = x.shape[2] * x.shape[3]
         if self.training:
             usual_var, usual_mean = torch.var_mean(x, dim=(0, 2, 3), keepdim=True)
             if self.track_running_stats:
-                self._move(usual_mean.detach(), usual_var.detach())
+                self.running_mean.lerp_(usual_mean.detach().flatten(), self.momentum)
+                self.running_var.lerp_(usual_var.detach().flatten(), self.momentum)
         else:
-            assert self.running_mean is not None and self.running_var is not None  # noqa: PT018
             usual_mean, usual_var = (s.view(1, -1, 1, 1) for s in (self.running_mean, self.running_var))
         mean, var = usual_mean, usual_var
         if pixels > 1:
@@ -46,13 +48,6 @@ class InstanceAwareBatchNorm(nn.BatchNorm2d):
         if not self.affine:
             return normalised
         return normalised * self.weight.view(1, -1, 1, 1) + self.bias.view(1, -1, 1, 1)
-
-    @torch.no_grad()
-    def _move(self, mean: Tensor, var: Tensor) -> None:
-        assert self.running_mean is not None and self.running_var is not None  # noqa: PT018
-        assert self.momentum is not None
-        self.running_mean.lerp_(mean.flatten(), self.momentum)
-        self.running_var.lerp_(var.flatten(), self.momentum)
 
 
 def _beyond(difference: Tensor, band: Tensor) -> Tensor:
@@ -81,7 +76,7 @@ class NOTE(RememberingMethod):
             self.learn_if_due()
 
     def _remember(self, image: Tensor, label: Tensor) -> None:
-        """Prediction-balanced reservoir sampling."""
+        """Update the memory by prediction-balanced reservoir sampling."""
         of = int(label)
         seen = self.state.memory["seen"].clone()
         seen[of] += 1

@@ -10,11 +10,10 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-from .._internal.checks import positive, share
 from ..errors import InvalidValueError
 from ..models.norm import use_train_mode
 from ..predictors import Draw
-from ._frame import Cost, Method, Step, option, register
+from . import Cost, Method, Step, option, positive, register, share
 
 
 def _reachable(threshold: float) -> None:

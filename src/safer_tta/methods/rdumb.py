@@ -12,9 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._internal.checks import count
 from ..errors import InvalidTypeError
-from ._frame import Step, option, register
+from . import Step, count, option, register
 from .eata import EATA
 
 

@@ -14,10 +14,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from .._internal.checks import count, positive, share
 from ..models.norm import running_statistics, successor, use_train_mode
 from ..predictors import Draw
-from ._frame import Cost, Method, Step, option, register
+from . import Cost, Method, Step, count, option, positive, register, share
 from ._frame.augmentations import strong
 from ._frame.image_memory import ImageMemory
 from ._frame.losses import cross_entropy, largest_entropy, softmax_entropy
@@ -27,18 +26,18 @@ from ._frame.teacher import follow, make_teacher
 class RobustBatchNorm(nn.BatchNorm2d):
     """In train mode, normalises with the running statistics after the batch has moved them."""
 
+    running_mean: Tensor
+    running_var: Tensor
+    momentum: float
+
     def forward(self, x: Tensor) -> Tensor:
         mean, var = self.running_mean, self.running_var
-        assert mean is not None
-        assert var is not None
-        assert self.momentum is not None
         if self.training:
             batch_var, batch_mean = torch.var_mean(x, dim=(0, 2, 3), correction=0)
             mean, var = torch.lerp(mean, batch_mean, self.momentum), torch.lerp(var, batch_var, self.momentum)
             if self.track_running_stats:
-                with torch.no_grad():
-                    self.running_mean.copy_(mean)  # type: ignore[union-attr]
-                    self.running_var.copy_(var)  # type: ignore[union-attr]
+                self.running_mean.copy_(mean.detach())
+                self.running_var.copy_(var.detach())
         scale = torch.rsqrt(var + self.eps)
         shift = -mean * scale
         if self.affine:

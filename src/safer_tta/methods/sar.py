@@ -12,10 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
-from .._internal.checks import not_negative, positive
 from ..models.norm import use_batch_statistics
 from ..predictors import Draw
-from ._frame import Closure, Cost, Method, Step, option, register
+from . import Closure, Cost, Method, Step, not_negative, option, positive, register
 from ._frame.losses import largest_entropy, softmax_entropy
 from ._frame.sharpness import sharpness_aware_step
 

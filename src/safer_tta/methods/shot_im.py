@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from .._internal.checks import positive
 from ..models.norm import use_train_mode
 from ..predictors import Draw
-from ._frame import Cost, Method, Step, option, register
+from . import Cost, Method, Step, option, positive, register
 from ._frame.losses import marginal_entropy, softmax_entropy
 
 

@@ -11,9 +11,8 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from .._internal.checks import count, positive, share
 from ..models.norm import use_train_mode
-from ._frame import Closure, Cost, Step, option, register
+from . import Closure, Cost, Step, count, option, positive, register, share
 from ._frame.image_memory import ImageMemory, RememberingMethod
 from ._frame.sharpness import sharpness_aware_step
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-from .._internal.checks import count
 from ..predictors import Draw
-from ._frame import Cost, Method, Step, option, register, supports
+from . import Cost, Method, Step, count, option, register
+from ._frame import supports
 
 
 @register("t3a")

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from .._internal.checks import positive
 from ..models.norm import use_batch_statistics
 from ..predictors import Draw
-from ._frame import Cost, Method, Step, option, register
+from . import Cost, Method, Step, option, positive, register
 from ._frame.losses import softmax_entropy
 
 

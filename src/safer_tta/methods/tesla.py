@@ -15,16 +15,18 @@ both costs.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Adam
 
-from .._internal.checks import count, positive, share
 from ..models.norm import use_train_mode
 from ..predictors import Draw
-from ._frame import Cost, Method, Step, option, register
-from ._frame.augmentations import draw_seeded, easy
+from . import Cost, Method, Step, count, option, positive, register, share
+from ._frame.augmentations import easy
 from ._frame.losses import marginal_entropy, softmax_entropy
 from ._frame.policy import Policy
 from ._frame.supports import lowest_of_each_class
@@ -38,6 +40,7 @@ class TeSLA(Method):
     updates = "all"
     cost = Cost(9, 3)
     by_predictor = False
+    own_views = True
     lr: float = option(1e-4, positive)
     keep: float = option(0.99, share)
     easy_views: int = option(4, count)
@@ -55,9 +58,6 @@ class TeSLA(Method):
         self.state.memory["queue_features"] = head.weight.new_zeros(0, head.in_features)
         self.state.memory["queue_probs"] = head.weight.new_zeros(0, head.out_features)
 
-    def draw(self, images: Tensor) -> Draw:
-        return draw_seeded(self.predictor, images)
-
     def forward(self, images: Tensor, draw: Draw) -> Step:
         generator = draw.generator()
         views = [images, *(easy(images, generator) for _ in range(self.easy_views))]
@@ -65,9 +65,10 @@ class TeSLA(Method):
         hard = self.policy.apply_pairs(images, self.policy.draw(len(images), generator)).detach()
         with torch.no_grad():
             taught = [self.teacher.look(view, draw).lesson for view in views]
-            probs = torch.stack([t.probs for t in taught]).mean(dim=0)
-            queue = self._extended(torch.stack([t.features for t in taught]).mean(dim=0), probs)
-            soft = self._refined(queue["queue_features"][-len(images) :], queue)
+            features = torch.stack([t.features for t in taught]).mean(dim=0)
+            new = {"queue_features": features, "queue_probs": torch.stack([t.probs for t in taught]).mean(dim=0)}
+            queue = {name: torch.cat([self.state.memory[name], rows]) for name, rows in new.items()}
+            soft = self._refined(features, queue)
         seen = self.predictor.look(views[chosen], draw)
         flipped = -(seen.lesson.probs * soft.clamp_min(SMALLEST).log()).sum(dim=1).mean()
         on_hard = self.predictor.look(hard, draw).lesson.logits.log_softmax(dim=1)
@@ -76,23 +77,12 @@ class TeSLA(Method):
         return Step(seen, loss, kept=queue)
 
     def commit(self, images: Tensor, step: Step) -> None:
-        kept = lowest_of_each_class(
-            step.kept["queue_probs"].argmax(dim=1),
-            -torch.arange(len(step.kept["queue_probs"]), device=images.device),  # the youngest first
-            self.queue,
-        )
-        kept = kept.sort().values
+        labels = step.kept["queue_probs"].argmax(dim=1)
+        youngest_first = -torch.arange(len(labels), device=images.device)
+        kept = lowest_of_each_class(labels, youngest_first, self.queue).sort().values
         self.state.memory.update({name: values[kept] for name, values in step.kept.items()})
         follow(self.teacher, self.predictor, self.keep)
         self._train_policy(images)
-
-    def _extended(self, features: Tensor, probs: Tensor) -> dict[str, Tensor]:
-        """The queue with the batch at its end."""
-        memory = self.state.memory
-        return {
-            "queue_features": torch.cat([memory["queue_features"], features]),
-            "queue_probs": torch.cat([memory["queue_probs"], probs]),
-        }
 
     def _refined(self, features: Tensor, queue: dict[str, Tensor]) -> Tensor:
         """The mean answer of the nearest neighbours, by cosine."""
@@ -104,11 +94,11 @@ class TeSLA(Method):
     def _train_policy(self, images: Tensor) -> None:
         generator = self.predictor.generator
         draw, pairs = self.predictor.draw(images), self.policy.draw_any(len(images), generator)
-        with torch.no_grad(), _InputMeans(self.teacher.classifier.norms()) as plain:
+        with torch.no_grad(), _input_means(self.teacher.classifier.norms()) as plain:
             self.teacher(images, draw)
-        with _InputMeans(self.teacher.classifier.norms()) as hard:
+        with _input_means(self.teacher.classifier.norms()) as hard:
             h = softmax_entropy(self.teacher.look(self.policy.apply_pairs(images, pairs), draw).lesson.logits)
-        drift = [F.mse_loss(a, b) for a, b in zip(hard.means, plain.means, strict=True)]
+        drift = [F.mse_loss(a, b) for a, b in zip(hard, plain, strict=True)]
         penalty = torch.stack(drift).mean() if drift else h.new_zeros(())
         preference = self.policy.choice.log_softmax(dim=0)[pairs].to(h)
         loss = penalty - h.mean() - (preference * h.detach()).mean()
@@ -119,20 +109,16 @@ class TeSLA(Method):
         optimizer.zero_grad()
 
 
-class _InputMeans:
-    """Collects the mean input of every norm layer, per channel, while it is open."""
+@contextlib.contextmanager
+def _input_means(norms: list[nn.Module]) -> Iterator[list[Tensor]]:
+    """Collect the mean input of every norm layer, per channel, inside."""
+    means: list[Tensor] = []
 
-    def __init__(self, norms: list[nn.Module]) -> None:
-        self.norms, self.means = norms, list[Tensor]()
-
-    def __enter__(self) -> _InputMeans:
-        self.hooks = [norm.register_forward_pre_hook(self._note) for norm in self.norms]
-        return self
-
-    def _note(self, _: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+    def note(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         x = inputs[0]
-        self.means.append(x.mean(dim=[axis for axis in range(x.ndim) if axis != 1]))
+        means.append(x.mean(dim=[axis for axis in range(x.ndim) if axis != 1]))
 
-    def __exit__(self, *_: object) -> None:
-        for hook in self.hooks:
-            hook.remove()
+    with contextlib.ExitStack() as stack:
+        for norm in norms:
+            stack.callback(norm.register_forward_pre_hook(note).remove)
+        yield means

@@ -17,10 +17,10 @@ import dataclasses
 import torch.nn.functional as F
 from torch import Tensor
 
-from .._internal.checks import count, flag, positive
 from ..models.norm import use_train_mode
 from ..predictors import Draw
-from ._frame import Cost, Method, Step, option, register, supports
+from . import Cost, Method, Step, count, flag, option, positive, register
+from ._frame import supports
 
 
 @register("tsd")

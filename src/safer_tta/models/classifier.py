@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, cast
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from .._internal import checks
 from ..errors import InvalidTypeError, InvalidValueError, SaferError, UnknownNameError
 from . import norm as norms_of
+from .temporary import temporarily
 from .trunk import Trunk
 
 Statistics = float | Sequence[float]
@@ -40,7 +41,6 @@ class Classifier(nn.Module):
     Attributes:
         head: The linear layer.
         revision: How often layers or their layout have been replaced.
-        tracking: Whether a forward pass moves running statistics.
     """
 
     def __init__(
@@ -58,10 +58,9 @@ class Classifier(nn.Module):
             raise InvalidTypeError(f"model is a {type(model).__name__}; expected a torch.nn.Module")
         self.model = model
         self.head_name = _find_head(model, head)
-        shift, scale = _normalisation(model, mean, std)
+        shift, scale = _normalisation(model, mean, std) or (None, None)
         self.register_buffer("mean", shift, persistent=False)
         self.register_buffer("std", scale, persistent=False)
-        self.tracking = True
         self._verified = False
         self._split = False  # whether the model runs without its head, so that it can be compiled whole
         self._trunk: Trunk | None = None
@@ -116,14 +115,12 @@ class Classifier(nn.Module):
 
     def _run_watched(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Run the model as it is and note what enters and leaves its head."""
-        entered: list[Tensor] = []
-        left: list[Tensor] = []
+        passed: list[tuple[Tensor, Tensor]] = []
         caller = threading.get_ident()
 
         def watch(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
             if threading.get_ident() == caller:  # ignore another thread's pass through the same head
-                entered.append(inputs[0])
-                left.append(output)
+                passed.append((inputs[0], output))
 
         hook = self.head.register_forward_hook(watch)
         try:
@@ -132,21 +129,19 @@ class Classifier(nn.Module):
         finally:
             hook.remove()
         if not self._verified:
-            self._verify(entered, left, _logits(output), len(images))
-            self._split = self.compiled and self._can_be_split(images, entered[0])
-        return self._to_single(entered[0]), self._to_single(left[0])
+            self._verify(passed, _logits(output), len(images))
+            self._split = self.compiled and self._can_be_split(images, passed[0][0])
+        features, logits = passed[0]
+        return self._to_single(features), self._to_single(logits)
 
     @torch.no_grad()
     def _can_be_split(self, images: Tensor, features: Tensor) -> bool:
         """Whether the model without its head gives exactly the features that entered the head."""
-        whole, self.compiled = self.compiled, False
         try:
-            with self.untracked():
+            with temporarily([self], compiled=False, _trunk=None), self.untracked():
                 found = self._run_split(images)[0]
         except Exception:  # a model that does more with its head than call it; it is not compiled
             return False
-        finally:
-            self.compiled, self._trunk = whole, None
         return found.shape == features.shape and bool(torch.equal(found, self._to_single(features)))
 
     def accelerate(self, *, precision: str | None = None, compile: bool | None = None) -> None:
@@ -164,15 +159,10 @@ class Classifier(nn.Module):
         # No cache: a pass uses every weight once, and a cast from before would be wrong when a graph is replayed.
         return torch.autocast(images.device.type, torch.bfloat16, cache_enabled=False)
 
-    @contextlib.contextmanager
-    def tuned(self) -> Iterator[None]:
+    def tuned(self) -> contextlib.AbstractContextManager[None]:
         """Inside, cuDNN looks for the fastest convolutions of a compiled model."""
-        before = torch.backends.cudnn.benchmark
-        torch.backends.cudnn.benchmark = before or (self.compiled and self.device.type == "cuda")
-        try:
-            yield
-        finally:
-            torch.backends.cudnn.benchmark = before
+        cudnn = torch.backends.cudnn
+        return temporarily([cudnn], benchmark=cudnn.benchmark or (self.compiled and self.device.type == "cuda"))
 
     def prepare(self, images: Tensor) -> Tensor:
         """Return images as the model expects them: normalised, and in the memory layout of its weights."""
@@ -214,17 +204,11 @@ class Classifier(nn.Module):
         head = set(self.head.parameters()) if updates == "features" else set()
         return [p for p in self.model.parameters() if p not in head]
 
-    @contextlib.contextmanager
-    def untracked(self) -> Iterator[None]:
+    def untracked(self) -> contextlib.AbstractContextManager[None]:
         """Inside, no forward pass moves a running statistic."""
-        before, self.tracking = self.tracking, False
-        try:
-            with norms_of.untracked(self.norms()):
-                yield
-        finally:
-            self.tracking = before
+        return norms_of.untracked(self.norms())
 
-    def _verify(self, entered: list[Tensor], left: list[Tensor], output: Any, batch: int) -> None:
+    def _verify(self, passed: list[tuple[Tensor, Tensor]], output: Any, batch: int) -> None:
         """Refuse a head that is not the model's last step, called once on one feature vector per image."""
         if not isinstance(output, Tensor):
             raise InvalidTypeError(
@@ -232,12 +216,12 @@ class Classifier(nn.Module):
                 "with such a tensor as .logits"
             )
         problem = ""
-        if len(entered) != 1:
-            problem = f"head {self.head_name!r} ran {len(entered)} times in one pass; expected once"
-        elif entered[0].ndim != 2 or len(entered[0]) != batch:
-            came = tuple(entered[0].shape)
+        if len(passed) != 1:
+            problem = f"head {self.head_name!r} ran {len(passed)} times in one pass; expected once"
+        elif passed[0][0].ndim != 2 or len(passed[0][0]) != batch:
+            came = tuple(passed[0][0].shape)
             problem = f"head {self.head_name!r} received {came} for {batch} images; expected ({batch}, features)"
-        elif output is not left[0] and not torch.equal(output, left[0]):
+        elif output is not passed[0][1] and not torch.equal(output, passed[0][1]):
             problem = (
                 f"the model's output is not what its head {self.head_name!r} returned; expected the scores of the "
                 "head, without a softmax or another layer after it"
@@ -262,17 +246,14 @@ def _find_head(model: nn.Module, name: str | None) -> str:
             raise UnknownNameError.of("head", name, linears)
         return name
     offered = getattr(model, "get_classifier", None)
-    if callable(offered):
-        head = offered()
-        found = [n for n in linears if model.get_submodule(n) is head]
-        if found:
-            return found[0]
-    if not linears:
+    head = offered() if callable(offered) else None
+    found = [n for n in linears if model.get_submodule(n) is head] or linears[-1:]
+    if not found:
         raise InvalidValueError(
             "no head found: the model has no nn.Linear layer. Expected features followed by a linear layer; make the "
             "last layer of the model an nn.Linear"
         )
-    return linears[-1]
+    return found[0]
 
 
 def _linears(model: nn.Module) -> list[str]:
@@ -286,16 +267,14 @@ def _logits(output: Any) -> Any:
     return getattr(output, "logits", output)
 
 
-def _normalisation(
-    model: nn.Module, mean: Statistics | None, std: Statistics | None
-) -> tuple[Tensor | None, Tensor | None]:
+def _normalisation(model: nn.Module, mean: Statistics | None, std: Statistics | None) -> tuple[Tensor, Tensor] | None:
     if (mean is None) != (std is None):
         raise InvalidValueError("only one of mean and std was given; give both or neither")
     if mean is None:
         config = getattr(model, "pretrained_cfg", None) or {}
         mean, std = config.get("mean"), config.get("std")
     if mean is None or std is None:
-        return None, None
+        return None
     shifted, scale = (torch.as_tensor(s, dtype=torch.float32).reshape(-1, 1, 1) for s in (mean, std))
     if {len(shifted), len(scale)} - {1, 3}:
         raise InvalidValueError(f"mean is {mean} and std is {std}; expected one number, or one for each of 3 channels")

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
@@ -17,6 +19,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 
 from .._internal.registry import Registry
 from ..errors import InvalidValueError
+from .temporary import temporarily
 
 
 class MedBN(nn.Module):
@@ -79,8 +82,17 @@ def successor(kind: type[N], norm: nn.Module, momentum: float) -> nn.Module:
 
 LAYERS = (_BatchNorm, _InstanceNorm, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, MedBN)
 
-# What may replace the batch norms of a model: functions of a layer that return another layer, or the same one.
-NORMS: Registry[Callable[[nn.Module], nn.Module]] = Registry("norm")
+
+@dataclass(frozen=True)
+class Norm:
+    """What may replace the batch norms of a model."""
+
+    name: str
+    function: Callable[[nn.Module], nn.Module]  # returns another layer for a layer, or the same one
+    version: int = 1  # raised when its layers change; a part of the names of runs
+
+
+NORMS: Registry[Norm] = Registry("norm", Norm)
 NORMS.register("medbn")(MedBN.like)
 
 
@@ -124,50 +136,27 @@ def describe_statistics(norm: nn.Module) -> str:
     return "statistics of the batch, moving the running ones" if norm.training else "running statistics"
 
 
-@contextlib.contextmanager
-def untracked(norms: Iterable[nn.Module]) -> Iterator[None]:
+def untracked(norms: Iterable[nn.Module]) -> AbstractContextManager[None]:
     """Inside, a forward pass in train mode uses the batch's statistics but moves no running statistic."""
-    moving = moving_norms(norms)
-    for norm in moving:
-        norm.track_running_stats = False
-    try:
-        yield
-    finally:
-        for norm in moving:
-            norm.track_running_stats = True
+    return temporarily(moving_norms(norms), track_running_stats=False)
 
 
-@contextlib.contextmanager
-def running_statistics(norms: Iterable[nn.Module]) -> Iterator[None]:
+def running_statistics(norms: Iterable[nn.Module]) -> AbstractContextManager[None]:
     """Inside, batch norms in train mode use their running statistics instead of the batch's."""
     training = [n for n in norms if isinstance(n, _BatchNorm) and n.training]
-    for norm in training:
-        norm.eval()
-    try:
-        yield
-    finally:
-        for norm in training:
-            norm.train()
+    return temporarily([layer for norm in training for layer in norm.modules()], training=False)
 
 
-def again(norms: Iterable[nn.Module]) -> contextlib.AbstractContextManager[None]:
+def again(norms: Iterable[nn.Module]) -> AbstractContextManager[None]:
     """Record the modes of batch norms now; inside, they have these modes and move no running statistic."""
     return _again([(n, n.training, n.track_running_stats) for n in norms if isinstance(n, _BatchNorm)])
 
 
 @contextlib.contextmanager
 def _again(modes: list[tuple[_BatchNorm, bool, bool]]) -> Iterator[None]:
-    before = [(n, n.training, n.track_running_stats) for n, _, _ in modes]
-    held = [(b, b.clone()) for n, _, _ in modes for b in n.buffers(recurse=False)]
-    try:
-        _set(modes)
+    with contextlib.ExitStack() as stack:
+        for norm, training, tracking in modes:
+            stack.enter_context(temporarily([norm], training=training, track_running_stats=tracking))
+            for buffer in norm.buffers(recurse=False):
+                stack.callback(buffer.data.copy_, buffer.clone())  # .data: a graph that has saved it stays valid
         yield
-    finally:
-        _set(before)
-        for buffer, value in held:
-            buffer.data.copy_(value)  # .data: a graph that has saved the buffer stays valid
-
-
-def _set(modes: list[tuple[_BatchNorm, bool, bool]]) -> None:
-    for norm, training, tracking in modes:
-        norm.training, norm.track_running_stats = training, tracking

@@ -27,26 +27,19 @@ OWN: dict[str, Callable[..., nn.Module]] = {
 def create(
     name: str | os.PathLike[str], *, num_classes: int | None = None, weights: str | os.PathLike[str] | None = None
 ) -> nn.Module:
-    """Build a model.
+    """Build a model by name, with fresh weights or with those of a local safetensors file.
 
-    Args:
-        name: `small`, `resnet18`, `resnet34`, `resnet50`, `timm:NAME`, `torchvision:NAME`, or the path of a safetensors
-            file whose header names the architecture.
-        num_classes: The size of the head. By default it is that of the weights, or 1000 without weights.
-        weights: A local safetensors file. A head of another size keeps its fresh initialisation.
-
-    Returns:
-        The model. Its `pretrained_cfg` has `mean` and `std` if the header of the file has them.
-
-    Raises:
-        UnknownNameError: If there is no such architecture.
-        InvalidValueError: If the weights do not fit it.
-        MissingPackageError: If it needs timm or torchvision and that is not installed.
+    A name is `small`, `resnet18`, `resnet34`, `resnet50`, `timm:NAME`, `torchvision:NAME`, or the path of a safetensors
+    file whose header names the architecture. The head has as many classes as the weights by default, 1000 without
+    weights; one of another size keeps its fresh initialisation. `pretrained_cfg` gets `mean` and `std` of the header.
     """
     name = os.fspath(name)
-    if name.endswith(".safetensors"):
-        name, weights = _architecture(name), name
+    weights = name if name.endswith(".safetensors") else weights
     tensors, metadata = safetensors_io.read(weights) if weights is not None else ({}, {})
+    if name == weights:
+        if not metadata.get("architecture"):
+            raise InvalidValueError(f"{name} does not name its architecture; use create('resnet50', weights={name!r})")
+        name = metadata["architecture"].partition(",")[0].strip()
     build = _builder(name, metadata)
     if num_classes is None:
         num_classes = _classes_in(tensors)
@@ -57,7 +50,8 @@ def create(
         load(model, tensors, origin=os.fspath(weights))
         if "mean" in metadata and "std" in metadata:
             # The attribute has timm's name, so that Classifier looks in one place only.
-            model.pretrained_cfg = {key: _floats(metadata[key]) for key in ("mean", "std")}  # type: ignore[assignment]
+            shown = {key: tuple(map(float, metadata[key].split(","))) for key in ("mean", "std")}
+            model.pretrained_cfg = shown  # type: ignore[assignment]
     return model
 
 
@@ -84,35 +78,24 @@ def load(model: nn.Module, tensors: Mapping[str, Tensor], *, origin: str) -> Non
 
 def _builder(name: str, metadata: Mapping[str, str]) -> Callable[..., nn.Module]:
     library, _, rest = name.partition(":")
-    if rest and library == "timm":
-        return functools.partial(_import("timm", "models").create_model, rest)
-    if rest and library == "torchvision":
-        return functools.partial(_import("torchvision.models", "models").get_model, rest)
+    try:
+        if rest and library == "timm":
+            from timm import create_model
+
+            return functools.partial(create_model, rest)
+        if rest and library == "torchvision":
+            from torchvision.models import get_model
+
+            return functools.partial(get_model, rest)
+    except ImportError as error:
+        raise MissingPackageError(
+            f"this model needs {library}: pip install {library} or 'safer-tta[models]'"
+        ) from error
     if name not in OWN:
         raise UnknownNameError.of("architecture", name, OWN, advice=", timm:NAME, torchvision:NAME or a file")
     if name == "resnet50" and "first 1x1" in metadata.get("architecture", ""):
         return functools.partial(resnet.resnet50, stride_on_first=True)
     return OWN[name]
-
-
-def _import(module: str, extra: str):  # type: ignore[no-untyped-def]
-    import importlib
-
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        package = module.partition(".")[0]
-        raise MissingPackageError(
-            f"this model needs {package}: pip install {package} or 'safer-tta[{extra}]'"
-        ) from error
-
-
-def _architecture(path: str) -> str:
-    """Return the first word of the header's `architecture`."""
-    named = safetensors_io.read_metadata(path).get("architecture")
-    if not named:
-        raise InvalidValueError(f"{path} does not name its architecture; use create('resnet50', weights={path!r})")
-    return named.partition(",")[0].strip()
 
 
 def _head_names(own: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> set[str]:
@@ -128,7 +111,3 @@ def _classes_in(tensors: Mapping[str, Tensor]) -> int | None:
     named = [name for name in tensors if name.rpartition(".")[0] in ("fc", "head", "head.fc", "classifier")]
     biases = [len(tensors[name]) for name in named if name.endswith("bias")]
     return biases[-1] if biases else None
-
-
-def _floats(text: str) -> tuple[float, ...]:
-    return tuple(float(part) for part in text.split(","))

@@ -8,7 +8,7 @@ import dataclasses
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -108,26 +108,22 @@ class Outlook:
 
     def detach(self) -> Outlook:
         """Return the same numbers without the graph that made them."""
-        answer, lesson, aligned = (p.detach() for p in (self.answer, self.lesson, self.aligned))
-        return Outlook(answer, lesson, aligned, None if self.memory is None else self.memory.detach())
+        return _mapped(self, Tensor.detach)
 
 
-R = TypeVar("R", Prediction, Report)
+T = TypeVar("T")
 
 
-def _mapped(record: R, function: Callable[[Tensor], Tensor]) -> R:
-    """The record with every tensor in it put through the function."""
-    return dataclasses.replace(record, **{name: _through(value, function) for name, value in vars(record).items()})
-
-
-def _through(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
+def _mapped(value: T, function: Callable[[Tensor], Tensor]) -> T:
+    """Return a value with every tensor in it put through the function."""
+    changed: Any = value
     if isinstance(value, Tensor):
-        return function(value)
-    if isinstance(value, Report):
-        return _mapped(value, function)
-    if isinstance(value, Mapping):
-        return {name: _through(inner, function) for name, inner in value.items()}
-    return value
+        changed = function(value)
+    elif isinstance(value, Mapping):
+        changed = {name: _mapped(inner, function) for name, inner in value.items()}
+    elif isinstance(value, (Report, Prediction, Outlook)):
+        changed = dataclasses.replace(value, **{name: _mapped(inner, function) for name, inner in vars(value).items()})
+    return cast(T, changed)
 
 
 class Memory(nn.Module):

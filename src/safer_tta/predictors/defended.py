@@ -30,6 +30,10 @@ class Defended(Predictor):
         self.transform = transform
         self._function = TRANSFORMS.find(transform)
 
+    @property
+    def versions(self) -> dict[str, int]:
+        return {"operator fft_low_pass": OPERATORS["fft_low_pass"].version} if self.transform == "fft" else {}
+
     def __repr__(self) -> str:
         return f"Defended(transform={self.transform!r})"
 
@@ -44,7 +48,7 @@ def low_pass(images: Tensor) -> Tensor:
 
 @TRANSFORMS.register("blur")
 def blur(images: Tensor) -> Tensor:
-    """5×5 Gaussian of σ 0.5, zeros outside."""
+    """Blur with a 5×5 Gaussian of σ 0.5 and zeros outside the image."""
     line = torch.exp(-(torch.arange(-2.0, 3.0) ** 2) / (2 * 0.5**2))
     kernel = torch.outer(line, line) / line.sum() ** 2
     weight = kernel.to(images).expand(3, 1, 5, 5)
@@ -100,7 +104,7 @@ def _jpeg(images: Tensor) -> Tensor:
 
 
 def _quantise(plane: Tensor, table: tuple[tuple[int, ...], ...]) -> Tensor:
-    """(B,H,W) through the cosine transform of 8×8 blocks, rounded to the table's steps, and back."""
+    """Round the cosine transform of the 8×8 blocks of (B,H,W) to the table's steps, and transform it back."""
     batch, height, width = plane.shape
     cosine = _cosine_transform().to(plane)
     steps = torch.tensor(table, device=plane.device, dtype=plane.dtype)

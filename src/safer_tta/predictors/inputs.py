@@ -11,16 +11,7 @@ from ..errors import InvalidTypeError, InvalidValueError
 
 
 def check_images(images: Any, *, values: bool = True) -> None:
-    """Refuse what is not a batch of images.
-
-    Args:
-        images: What came.
-        values: Whether to look at the values too, which costs one reduction.
-
-    Raises:
-        InvalidTypeError: If it is no tensor, or holds neither floats nor uint8.
-        InvalidValueError: If the shape or the values cannot be those of images.
-    """
+    """Refuse what is not a batch of images; looking at the values too costs one reduction."""
     if not isinstance(images, Tensor):
         raise InvalidTypeError(f"images are {type(images).__name__}; expected a torch.Tensor (B,3,H,W)")
     if images.ndim != 4 or images.shape[1] != 3 or 0 in images.shape:

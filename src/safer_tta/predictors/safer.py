@@ -126,7 +126,6 @@ class Safer(Predictor):
         return Outlook(seen, lesson, aligned, verdict.memory)
 
     def _pass(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Pass all views through the classifier, at once or chunk by chunk."""
         if self.chunk is None or len(images) <= self.chunk:
             features, logits = self.classifier(images)
             return features, logits
@@ -166,13 +165,11 @@ def _pipeline(given: str | Mapping[str, Any] | Pipeline | None, preset: str) -> 
     """The pipeline asked for; with the mixing's preset where none is named."""
     if isinstance(given, Pipeline):
         return given
-    if isinstance(given, str):
-        return Pipeline(given)
-    if given is not None and not isinstance(given, Mapping):
+    if given is not None and not isinstance(given, (str, Mapping)):
         raise InvalidTypeError(
             f"pipeline is {type(given).__name__}; expected one of {', '.join(PRESETS)}, a Pipeline, its arguments or "
             "None"
         )
-    options = {"preset": preset, **(given or {})}
+    options = {"preset": given} if isinstance(given, str) else {"preset": preset, **(given or {})}
     check_options(Pipeline, options, "pipeline")
     return Pipeline(**options)

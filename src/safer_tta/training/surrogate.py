@@ -68,10 +68,13 @@ def attacked_copies(
     """
     made = ATTACKS.find(attack)
     if made.live:
-        raise InvalidValueError(f"{attack} attacks the deployed predictor, batch by batch; it makes no copies ahead")
+        raise InvalidValueError(
+            f"attack {attack!r} goes through the deployed predictor, batch by batch, so it makes no copies ahead; "
+            "expected an attack on a surrogate, such as pgd"
+        )
     threat = full_threat(attack, **(threat or {}))
     definition = {"attack": attack, "threat": threat, "seed": seed, "surrogate": source, "domain": target.content}
-    definition |= extensions.code_of(made.make)
+    definition |= {**made.raised_version, **extensions.code_of(made.make)}
     if surrogate.precision != "float32":
         definition["precision"] = surrogate.precision
 

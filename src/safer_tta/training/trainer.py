@@ -1,6 +1,6 @@
 """The training loop of source models and surrogates: it can be resumed, and keeps the best model on validation.
 
-The randomness of step k follows from (seed, k) alone, so a killed training resumes from its last checkpoint and ends
+The randomness of step k depends only on (seed, k), so a killed training resumes from its last checkpoint and ends
 with the same result.
 """
 

@@ -31,27 +31,17 @@ def _beside_pixels(values: Tensor, images: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Operator:
-    """A function of images, of what is prepared from their values, and of noise if it is random.
+    """A function of images, of what is prepared from their values, and of noise if it is random."""
 
-    Attributes:
-        name: The name it is registered under.
-        function: Maps images in [0,1] to images; the result is clamped to [0,1].
-        sampler: Draws one value for each image; None if the operator has no parameter.
-        prepare: Makes one tensor for the function from the values and the images (their shape and precision).
-        smoothing: Whether it removes high frequencies; every view has at least one such operator.
-        random: Whether the function needs noise of the images' shape.
-        drawn: Whether presets that draw from all operators draw it too.
-        version: Raised when its result changes; a part of the names of runs.
-    """
-
-    name: str
-    function: Callable[..., Tensor]
-    sampler: Sampler | None = None
+    name: str  # the name it is registered under
+    function: Callable[..., Tensor]  # maps images in [0,1] to images; the result is clamped to [0,1]
+    sampler: Sampler | None = None  # draws one value for each image; None if the operator has no parameter
+    # makes one tensor for the function from the values and the images (their shape and precision)
     prepare: Preparation = _beside_pixels
-    smoothing: bool = False
-    random: bool = False
-    drawn: bool = True
-    version: int = 1
+    smoothing: bool = False  # whether it removes high frequencies; every view has at least one such operator
+    random: bool = False  # whether the function needs noise of the images' shape
+    drawn: bool = True  # whether presets that draw from all operators draw it too
+    version: int = 1  # raised when its result changes; a part of the names of runs
 
     def sample(self, n: int, generator: Generator | None = None) -> Tensor | None:
         """Draw one parameter for each of n images; None if the operator has no parameter."""

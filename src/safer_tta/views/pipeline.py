@@ -21,19 +21,12 @@ WORTHWHILE = 1_000_000  # the number of values in a batch from which threads pay
 
 @dataclass(frozen=True)
 class Preset:
-    """A way to draw the operators of a view.
+    """A way to draw the operators of a view."""
 
-    Attributes:
-        name: The name it is registered under.
-        function: Returns names of operators, given their number and a generator.
-        operators: How many operators a view has by default.
-        version: Raised when it draws differently; a part of the names of runs.
-    """
-
-    name: str
-    function: Callable[[int, Generator], list[str]]
-    operators: int = 3
-    version: int = 1
+    name: str  # the name it is registered under
+    function: Callable[[int, Generator], list[str]]  # returns names of operators, given their number and a generator
+    operators: int = 3  # how many operators a view has by default
+    version: int = 1  # raised when it draws differently; a part of the names of runs
 
 
 PRESETS: Registry[Preset] = Registry("preset", Preset)
@@ -55,17 +48,11 @@ class Stage:
 
 @dataclass(frozen=True)
 class Draw:
-    """All the randomness of one batch: applying a draw twice gives the same views twice.
+    """All the randomness of one batch: applying a draw twice gives the same views twice."""
 
-    Attributes:
-        batch: The number of images.
-        pipelines: The stages of each augmented view.
-        seed: Starts what a method draws besides the views.
-    """
-
-    batch: int
-    pipelines: tuple[tuple[Stage, ...], ...] = ()
-    seed: int = 0
+    batch: int  # the number of images
+    pipelines: tuple[tuple[Stage, ...], ...] = ()  # the stages of each augmented view
+    seed: int = 0  # starts what a method draws besides the views
 
     def generator(self) -> Generator:
         """Return a generator for what a method draws besides the views."""
@@ -81,13 +68,7 @@ class Draw:
         return Filled(self.batch, self.pipelines, self.seed, views)
 
     def views(self, images: Tensor, out: Tensor | None = None, *, compile: bool = False) -> Tensor:
-        """Make the views (V,B,3,H,W) of a batch; view 0 is the images themselves.
-
-        Args:
-            images: (B,3,H,W), floats in [0,1].
-            out: Where to write the views, unless gradients are needed.
-            compile: Whether operators are compiled.
-        """
+        """Make the views (V,B,3,H,W) of a batch, in `out` unless gradients are needed; view 0 is the images."""
         if images.requires_grad and torch.is_grad_enabled():  # an attack through the views
             return torch.stack([images, *(_apply(pipeline, images, None) for pipeline in self.pipelines)])
         views = images.new_empty(1 + len(self.pipelines), *images.shape) if out is None else out
@@ -125,19 +106,10 @@ def _apply(pipeline: tuple[Stage, ...], images: Tensor, out: Tensor | None, *, c
 
 @dataclass(frozen=True)
 class Pipeline:
-    """How the operators of each view are drawn.
+    """How the operators of each view are drawn."""
 
-    Attributes:
-        preset: "released", "paper", "gentle", or a preset that was registered.
-        max_operators: How many operators a view has. By default this is up to the preset.
-
-    Raises:
-        UnknownNameError: If there is no such preset.
-        InvalidValueError: If there are not so many operators.
-    """
-
-    preset: str = "released"
-    max_operators: int | None = None
+    preset: str = "released"  # "released", "paper", "gentle", or a preset that was registered
+    max_operators: int | None = None  # how many operators a view has. By default this is up to the preset
 
     def __post_init__(self) -> None:
         PRESETS.find(self.preset)

@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable
 
 import torch
 from torch import Generator, Tensor
 
-from ..._internal.seeds import draw_seed
-from ...predictors import Draw, Predictor
 from ...views.augment import autocontrast, crop_and_flip, flips, jitter, uniform, warp
 from ...views.operators import OPERATORS
 
 Operation = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
-def draw_seeded(predictor: Predictor, images: Tensor) -> Draw:
-    """Return the predictor's own draw, with a seed for the method's views."""
-    draw = predictor.draw(images)
-    return dataclasses.replace(draw, seed=draw_seed(predictor.generator))
-
-
 def easy(images: Tensor, generator: Generator) -> Tensor:
-    """TeSLA's easy augmentation: a random resized crop of 80 to 100 %, mirrored half of the time."""
+    """Crop 80 to 100 % of the area at random, and mirror half of the time: TeSLA's easy augmentation."""
     return crop_and_flip(images, generator, smallest=0.8)
 
 
@@ -45,10 +36,6 @@ def strong(images: Tensor, generator: Generator) -> Tensor:
     return (images + 0.005 * noise).clamp(0, 1)
 
 
-def _turned(images: Tensor, level: Tensor, sign: Tensor) -> Tensor:
-    return OPERATORS["rotate"](images, sign * torch.floor(3 * level))
-
-
 def _sheared(axis: str) -> Operation:
     return lambda images, level, sign: OPERATORS[axis](images, sign * torch.rad2deg(torch.atan(0.03 * level)))
 
@@ -65,7 +52,7 @@ CHAIN: tuple[Operation, ...] = (
     lambda images, level, sign: OPERATORS["equalize"](images, None),
     lambda images, level, sign: OPERATORS["posterize"](images, torch.full_like(level, 4.0)),
     lambda images, level, sign: OPERATORS["solarize"](images, 1 - torch.floor(25.6 * level) / 256),
-    _turned,
+    lambda images, level, sign: OPERATORS["rotate"](images, sign * torch.floor(3 * level)),
     _sheared("shear_x"),
     _sheared("shear_y"),
     _shifted("translate_x", 3),
@@ -89,7 +76,7 @@ def augmix(image: Tensor, count: int, generator: Generator) -> Tensor:
 
 
 def _chained(images: Tensor, generator: Generator) -> Tensor:
-    """One to three operators for every image, each with its own."""
+    """Pass every image through one to three operators that are drawn for it."""
     count = len(images)
     depth = torch.randint(1, 4, (count,), generator=generator)
     for place in range(3):

@@ -15,5 +15,5 @@ class Cost(NamedTuple):
 
     @property
     def passes(self) -> float:
-        """Forward passes it amounts to, a backward one counting two: rough, for estimates only."""
+        """The cost in forward passes, where a backward pass counts as two; only for estimates."""
         return self.forward + 2 * self.backward

@@ -120,7 +120,7 @@ class Accelerator:
         self.flags.clear()
         if count:
             name = self.method.name
-            self.method.count_refused("losses", count)
+            self.method.refused["losses"] += count
             log.warning("%s: %d batch(es) gave no finite loss or gradients; answered but not learnt from", name, count)
 
     def _captured(self, images: Tensor, draw: Draw) -> CapturedStep | None:

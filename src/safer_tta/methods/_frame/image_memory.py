@@ -6,7 +6,6 @@ Its columns are in the method's declared state under `memory_*`, one row an imag
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 
 import torch
 from torch import Generator, Tensor
@@ -89,15 +88,10 @@ class ImageMemory:
 
 
 class RememberingMethod(Method):
-    """Answers with running statistics, and learns after the answer from `memory`: the entropy of a batch it has chosen.
+    """Answers with running statistics; after the answer, learns the entropy of a batch chosen from `memory`."""
 
-    Attributes:
-        memory: Made by `prepare()`.
-        every: After how many images it learns, an option.
-    """
-
-    memory: ImageMemory
-    every: int
+    memory: ImageMemory  # made by `prepare()`
+    every: int  # after how many images it learns, an option
 
     def forward(self, images: Tensor, draw: Draw) -> Step:
         self.memory.check_size(images)
@@ -110,9 +104,6 @@ class RememberingMethod(Method):
     def learn_if_due(self) -> None:
         """Count an image, and learn from the memory if it is time to."""
         if self.memory.due(self.every) and len(self.memory) > 1:  # one image has no statistics to learn with
-            self.learn(self._memory_loss())
-
-    def _memory_loss(self) -> Callable[[], Tensor]:
-        images = self.memory["image"]
-        draw = self.predictor.draw(images)
-        return lambda: softmax_entropy(self.predictor.look(images, draw).lesson.logits).mean()
+            images = self.memory["image"]
+            draw = self.predictor.draw(images)
+            self.learn(lambda: softmax_entropy(self.predictor.look(images, draw).lesson.logits).mean())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import logging
 import os
 import threading
@@ -17,6 +18,7 @@ from torch.optim import Adam, Optimizer
 
 from ..._internal.locking import exclusive
 from ..._internal.optimizers import finite_gradients
+from ..._internal.seeds import draw_seed
 from ..._internal.signatures import check_names
 from ...errors import InvalidValueError, NotFiniteError
 from ...models.classifier import Updates
@@ -52,8 +54,8 @@ class Method:
         updates: Which parameters learn: "none", "norm" (scale and shift), "features" (all but the head) or "all".
         cost: Passes through the model that a step takes.
         by_predictor: Whether the answer is the predictor's own, without a teacher, prototypes or an average.
-        repeats: Whether every step is the same program: a loss each time, nothing read back from the device, and
-            neither `optimise()` nor `commit()` of its own.
+        own_views: Whether it augments images itself, by `draw.generator()`.
+        repeats: Whether every step is one program: always a loss, nothing read back, no `optimise()` or `commit()`.
         version: Raised when its answers change; a part of the names of runs.
         frozen: Whether it only predicts.
         watched: Whether a guard looks at every answer.
@@ -63,6 +65,7 @@ class Method:
     updates: ClassVar[Updates] = "none"
     cost: ClassVar[Cost] = Cost(1, 1)
     by_predictor: ClassVar[bool] = True
+    own_views: ClassVar[bool] = False
     repeats: ClassVar[bool] = False
     version: ClassVar[int] = 1
     lr: float  # an option of every method that learns with the optimiser of `build_optimizer`
@@ -137,8 +140,9 @@ class Method:
         return contextlib.nullcontext()
 
     def draw(self, images: Tensor) -> Draw:
-        """Draw everything random about a batch; a method with views of its own draws their seed too."""
-        return self.predictor.draw(images)
+        """Draw everything random about a batch, with a seed for the method's own views if it has some."""
+        draw = self.predictor.draw(images)
+        return dataclasses.replace(draw, seed=draw_seed(self.predictor.generator)) if self.own_views else draw
 
     def again(self, images: Tensor, draw: Draw, step: Step) -> Tensor | None:
         return self.forward(images, draw).loss
@@ -146,22 +150,14 @@ class Method:
     def commit(self, images: Tensor, step: Step) -> None: ...
 
     def backward(self, loss: Tensor) -> None:
-        """Compute gradients of a loss for the optimiser that steps next.
-
-        Raises:
-            NotFiniteError: If a gradient is not finite. All gradients are dropped then, and the frame counts the event.
-        """
+        """Compute gradients of a loss; drop all of them and raise NotFiniteError if one is not finite."""
         loss.backward()  # type: ignore[no-untyped-call]
         if not all(map(finite_gradients, self.state.optimizers.values())):
             self._drop_gradients()
             raise NotFiniteError("a gradient is not finite; the step was not taken")
 
     def learn(self, loss: Callable[[], Tensor | None]) -> None:
-        """Make one more update, from within `commit`. One that cannot be made leaves nothing behind.
-
-        Args:
-            loss: Called once for every gradient that `optimise` asks for.
-        """
+        """Make one more update, from within `commit`; `loss` is called once for every gradient that it asks for."""
         held = self.state.hold()
         with torch.enable_grad():
             value = loss()
@@ -311,10 +307,6 @@ class Method:
             self._drop_gradients()
             raise
 
-    def count_refused(self, kind: str, count: int = 1) -> None:
-        """Count losses or gradients that were not finite."""
-        self._refused[kind] += count
-
     def _step(self, images: Tensor, draw: Draw, held: Snapshot) -> Prediction:
         step = self.forward(images, draw)
         answer = step.prediction.detach()
@@ -328,7 +320,7 @@ class Method:
                 try:
                     self.commit(images, step.detach())
                 except NotFiniteError:  # of a second update: it is left out, and what was learnt before it stays
-                    self.count_refused("gradients")
+                    self._refused["gradients"] += 1
         return answer
 
     def _update(self, loss: Tensor, again: Callable[[], Tensor | None], held: Snapshot) -> bool:
@@ -338,7 +330,7 @@ class Method:
         try:
             self.optimise(self._closure(loss, again))
         except NotFiniteError:
-            self.count_refused("gradients")
+            self._refused["gradients"] += 1
             self.state.put_back(held, generator=False)
             return False
         finally:
@@ -349,7 +341,7 @@ class Method:
         """Return whether a figure is finite; if not, put back what was held."""
         finite = bool(torch.isfinite(figure))
         if not finite:
-            self.count_refused("losses")
+            self._refused["losses"] += 1
             log.warning("%s: the batch gives %s; it is answered but not learnt from", self.name, figure.item())
             self.state.put_back(held, generator=False)
         return finite
@@ -363,7 +355,7 @@ class Method:
             return self.forward(images, draw).prediction.detach()
 
     def _closure(self, loss: Tensor, again: Callable[[], Tensor | None]) -> Closure:
-        """Gradients of a loss: first of the one already computed, then of a fresh pass."""
+        """Return a closure that computes gradients: first of the loss already computed, then of a fresh pass."""
         computed = [loss]
 
         def closure() -> Tensor | None:

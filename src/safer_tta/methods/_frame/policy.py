@@ -22,16 +22,12 @@ def _photometric(name: str, low: float, high: float) -> Operator:
     return lambda images, magnitude: OPERATORS[name](images, low + magnitude * (high - low))
 
 
-def _fixed(name: str) -> Operator:
-    return lambda images, magnitude: OPERATORS[name](images)
-
-
 def _signed(magnitude: Tensor, largest: float) -> Tensor:
     return (2 * magnitude - 1) * largest
 
 
 def _affine(images: Tensor, **rows: Tensor) -> Tensor:
-    """Bilinear, so that the magnitude has a gradient; a..f of (x, y) -> (a x + b y + c, d x + e y + f)."""
+    """Warp images by (x, y) -> (a x + b y + c, d x + e y + f); bilinear, so that the magnitude has a gradient."""
     zero = torch.zeros(len(images))
     identity = {"a": zero + 1, "b": zero, "c": zero, "d": zero, "e": zero + 1, "f": zero}
     return warp(images, list({**identity, **rows}.values()))
@@ -53,8 +49,8 @@ LIBRARY: dict[str, Operator] = {
     "sharpness": _photometric("sharpness", 0.1, 1.9),
     "rotate": _rotate,
     "autocontrast": lambda images, m: autocontrast(images),
-    "invert": _fixed("invert"),
-    "equalize": _fixed("equalize"),
+    "invert": lambda images, m: OPERATORS["invert"](images),
+    "equalize": lambda images, m: OPERATORS["equalize"](images),
     "solarize": _photometric("solarize", 0.0, 1.0),
     "posterize": _photometric("posterize", 4.0, 8.0),
 }
@@ -82,7 +78,7 @@ class Policy(nn.Module):
         return torch.randint(len(PAIRS), (count,), generator=generator)
 
     def apply_pairs(self, images: Tensor, pairs: Tensor) -> Tensor:
-        """Every image through its pair of operators, differentiable in their magnitudes."""
+        """Pass every image through its pair of operators, with a gradient in their magnitudes."""
         magnitudes = torch.sigmoid(self.strength[pairs])
         for slot in range(2):
             chosen = PAIRS[pairs, slot]

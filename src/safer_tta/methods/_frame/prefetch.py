@@ -22,21 +22,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A batch that was drawn early.
+    """A batch that was drawn early."""
 
-    Attributes:
-        given: The batch as the user passed it.
-        images: The same, ready for the model.
-        draw: Its draw, with the views already made.
-        generator: The state of the generator before the draw.
-        ready: Happens when the views are complete.
-    """
-
-    given: Tensor
-    images: Tensor
-    draw: Draw
-    generator: Tensor
-    ready: torch.cuda.Event
+    given: Tensor  # the batch as the user passed it
+    images: Tensor  # the same, ready for the model
+    draw: Draw  # its draw, with the views already made
+    generator: Tensor  # the state of the generator before the draw
+    ready: torch.cuda.Event  # happens when the views are complete
 
 
 class Prefetch:

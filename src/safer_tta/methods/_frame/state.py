@@ -29,30 +29,21 @@ MEMORY = "predictor"  # the predictor's memory, in the names of a state
 
 
 class State:
-    """The declared state of one method.
-
-    Attributes:
-        optimizers: By name; their moments are state.
-        memory: Tensors that a method replaces as it learns.
-        models: Modules of which every tensor is state, such as teachers and policies.
-        constants: Modules that never change and are never saved; they only follow to a device.
-        initial: The state before the first batch.
-        generation: Counts how often tensors were replaced rather than written to.
-    """
+    """The declared state of one method."""
 
     def __init__(self, predictor: Predictor) -> None:
         self.classifier = predictor.classifier
         self.model = predictor.classifier.model
         self.generator = predictor.generator
-        self.optimizers: dict[str, Optimizer] = {}
-        self.memory: dict[str, Tensor] = {}
-        self.models: dict[str, nn.Module] = {}
-        self.constants: dict[str, nn.Module] = {}
+        self.optimizers: dict[str, Optimizer] = {}  # their moments are state
+        self.memory: dict[str, Tensor] = {}  # what a method replaces as it learns
+        self.models: dict[str, nn.Module] = {}  # every tensor of these is state: teachers and policies
+        self.constants: dict[str, nn.Module] = {}  # never changed and never saved; they only follow to a device
         # What the predictor remembers; it is put back after a failure or a mere look.
         self.memories: dict[str, nn.Module] = {} if predictor.memory is None else {MEMORY: predictor.memory}
-        self.adapted: list[str] = []
-        self.initial: Snapshot = {}
-        self.generation = 0
+        self.adapted: list[str] = []  # the names of what changes in the model
+        self.initial: Snapshot = {}  # the state before the first batch
+        self.generation = 0  # how often tensors were replaced rather than written to
 
     def start(self) -> None:
         """Declare what of the model changes (parameters that learn, running statistics in train mode); note it all."""
@@ -93,12 +84,6 @@ class State:
                 buffer.copy_(held[name])
         if generator:
             self.generator.set_state(held[GENERATOR])
-
-    def clear_memories(self) -> None:
-        """Empty what predictors remember, until `put_back`."""
-        for memory in self.memories.values():
-            for buffer in memory.buffers():
-                buffer.zero_()
 
     def finite(self) -> bool:
         """Return whether every number of it is finite."""

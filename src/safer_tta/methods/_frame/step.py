@@ -10,8 +10,6 @@ from torch import Tensor
 
 from ...predictors import Outlook, Prediction
 
-NOTHING: Mapping[str, Tensor] = MappingProxyType({})
-
 
 class Step(NamedTuple):
     """What `forward` returns.
@@ -26,7 +24,7 @@ class Step(NamedTuple):
     seen: Outlook
     loss: Tensor | None
     answer: Prediction | None = None
-    kept: Mapping[str, Tensor] = NOTHING
+    kept: Mapping[str, Tensor] = MappingProxyType({})
 
     @property
     def prediction(self) -> Prediction:

@@ -21,23 +21,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """How many answers to a labelled stream were right.
+    """How many answers to a labelled stream were right."""
 
-    Attributes:
-        accuracy: In percent.
-        images: How many images were answered.
-    """
-
-    accuracy: float
-    images: int
+    accuracy: float  # in percent
+    images: int  # how many were answered
 
 
 def evaluate(adapt: Callable[[Tensor], Prediction], loader: Iterable[tuple[Tensor, Tensor]]) -> Evaluation:
-    """Pass batches of (images, labels) through a method, a guard or a predictor, and return the accuracy.
-
-    Raises:
-        InvalidValueError: If there is no batch.
-    """
+    """Pass batches of (images, labels) through a method, a guard or a predictor, and return the accuracy."""
     right = []
     for images, labels in loader:
         answers = adapt(images).labels

@@ -3,10 +3,10 @@
 import { batches, byId, count, el, fixed, known, most, percent, range, setRows, setText, shortened, sum, svg } from "/dashboard/words.js";
 
 const ROLLING = 10; // labelled batches in the rolling accuracy, and batches in the class shares
-const MOST_CLASSES = 12; // bars; the rest is one bar more
+const MOST_CLASSES = 12; // bars; the other classes share one more
 const HEIGHT = 200; // px of a chart
 
-// ---- Charts: each returns what to draw (given a width in px), its words, legend and table; or why there is nothing
+// ---- Charts: each returns a function that draws it, words, a legend and a table; or why there is nothing to draw
 
 export const CHARTS = {
   "chart-accuracy": ["Rolling accuracy", accuracyChart],
@@ -20,59 +20,60 @@ const viewName = (view) => (view === 0 ? "original" : `view ${view}`); // the op
 const inWords = (bars) => bars.map((bar) => `${bar.name} ${percent(bar.value, 0)}`).join(", ");
 const shares = (counts) => counts.map((value) => (100 * value) / (sum(counts) || 1));
 
-/** The mean of a figure of the reports, every image counting the same. */
+/** The mean of a figure over reports, weighted by their images. */
 function meanOf(reports, figure) {
   const images = sum(reports.map((report) => report.images)) || 1;
   return sum(reports.map((report) => figure(report) * report.images)) / images;
 }
 
 function accuracyChart(reports) {
-  const told = reports.filter((report) => known(report.accuracy));
-  if (!told.length) return "no labels posted";
-  const window = (end) => told.slice(Math.max(0, end - ROLLING + 1), end + 1);
-  const rolling = told.map((_, end) => meanOf(window(end), (report) => report.accuracy));
+  const usable = reports.filter((report) => known(report.accuracy));
+  if (!usable.length) return "no labels posted";
+  const window = (end) => usable.slice(Math.max(0, end - ROLLING + 1), end + 1);
+  const rolling = usable.map((_, end) => meanOf(window(end), (report) => report.accuracy));
   const lines = [
-    { name: "each batch", kind: "faint", ys: told.map((report) => report.accuracy) },
+    { name: "each batch", kind: "faint", ys: usable.map((report) => report.accuracy) },
     { name: `mean of ${ROLLING} labelled batches`, kind: "main", ys: rolling },
   ];
   return {
-    words: `${batches(told.length)} with labels; over the last ${ROLLING}: ${percent(rolling.at(-1))}.`,
-    draw: (width) => lineChart(width, told, lines, { low: 0, high: 100, digits: 0, y: "accuracy, %" }),
+    words: `${batches(usable.length)} with labels; over the last ${ROLLING}: ${percent(rolling.at(-1))}.`,
+    draw: (width) => lineChart(width, usable, lines, { low: 0, high: 100, digits: 0, y: "accuracy, %" }),
     legend: lines.map(lineMark),
     head: ["batch", "accuracy, %", "rolling, %"],
-    rows: told.map((report, place) => [report.number, fixed(report.accuracy, 1), fixed(rolling[place], 1)]),
+    rows: usable.map((report, place) => [report.number, fixed(report.accuracy, 1), fixed(rolling[place], 1)]),
   };
 }
 
 function reliabilityChart(reports) {
-  const told = reports.filter((report) => report.reliability);
-  if (!told.length) return reports.length ? "this predictor reports no reliability" : NO_BATCHES;
+  const usable = reports.filter((report) => report.reliability);
+  if (!usable.length) return reports.length ? "this predictor reports no reliability" : NO_BATCHES;
   const kind = (view) => (view ? `k${((view - 1) % 6) + 1}` : "main");
-  const views = range(most(told.map((report) => report.reliability.length)));
-  const ys = (view) => told.map((report) => report.reliability[view]);
+  const views = range(most(usable.map((report) => report.reliability.length)));
+  const ys = (view) => usable.map((report) => report.reliability[view]);
   const lines = views.map((view) => ({ name: viewName(view), kind: kind(view), ys: ys(view) }));
-  const low = Math.min(0, ...told.flatMap((report) => report.reliability).filter(known));
+  const first = usable[0].number;
+  const low = Math.min(0, ...usable.flatMap((report) => report.reliability).filter(known));
   const last = lines.map((line) => `${line.name} ${fixed(line.ys.at(-1), 2)}`).join(", ");
   const axis = { low: Math.floor(low * 4) / 4, high: 1, digits: 2, y: "reliability" };
   return {
-    words: `${count(views.length, "view")}, batches ${told[0].number} to ${told.at(-1).number}. Last batch: ${last}.`,
-    draw: (width) => lineChart(width, told, lines.toReversed(), axis), // the original last, on top
+    words: `${count(views.length, "view")}, batches ${first} to ${usable.at(-1).number}. Last batch: ${last}.`,
+    draw: (width) => lineChart(width, usable, lines.toReversed(), axis), // the original last, on top
     legend: lines.map(lineMark),
     head: ["batch", ...lines.map((line) => line.name)],
-    rows: told.map((report) => [report.number, ...views.map((view) => fixed(report.reliability[view], 3))]),
+    rows: usable.map((report) => [report.number, ...views.map((view) => fixed(report.reliability[view], 3))]),
   };
 }
 
 function suspicionChart(reports) {
-  const told = reports.map((report) => report.suspicion).filter(Boolean);
-  if (!told.length) return reports.length ? "this predictor reports no suspicion" : NO_BATCHES;
-  const last = shares(told.at(-1).histogram);
-  const all = shares(last.map((_, bin) => sum(told.map((one) => one.histogram[bin]))));
+  const usable = reports.map((report) => report.suspicion).filter(Boolean);
+  if (!usable.length) return reports.length ? "this predictor reports no suspicion" : NO_BATCHES;
+  const last = shares(usable.at(-1).histogram);
+  const all = shares(last.map((_, bin) => sum(usable.map((one) => one.histogram[bin]))));
   const bin = (place) => `${(place / 10).toFixed(1)} to ${((place + 1) / 10).toFixed(1)}`;
   const peak = (values) => `most images (${percent(most(values), 0)}) at ${bin(values.indexOf(most(values)))}`;
-  const mean = `mean of the last ${told.length}`;
+  const total = usable.length, mean = `mean of the last ${total}`;
   return {
-    words: `Last batch: mean ${fixed(told.at(-1).mean, 2)}, ${peak(last)}. Last ${told.length} batches: ${peak(all)}.`,
+    words: `Last batch: mean ${fixed(usable.at(-1).mean, 2)}, ${peak(last)}. Last ${total} batches: ${peak(all)}.`,
     draw: (width) => columnChart(width, last, all),
     legend: [blockMark("last batch", ""), blockMark(mean, "hollow")],
     head: ["suspicion", "last batch", mean],
@@ -83,7 +84,7 @@ function suspicionChart(reports) {
 function droppedChart(reports) {
   if (!reports.length) return NO_BATCHES;
   const views = range(most(reports.map((report) => report.views?.length ?? 0)));
-  if (views.length < 2) return "one view only: none can be dropped";
+  if (views.length < 2) return "there is only one view: none can be dropped";
   const dropped = views.map((view) => reports.filter((report) => report.dropped === view).length);
   const bars = views.map((view) => ({ name: viewName(view), value: (100 * dropped[view]) / reports.length }));
   const operators = reports.at(-1).views ?? [];
@@ -110,7 +111,7 @@ function classesChart(reports, className) {
   };
 }
 
-/** All bars in the model's order if they are few; else the largest, and the rest together. */
+/** All bars in the model's order if they are few; otherwise the largest ones, and one bar for the others. */
 function largest(bars) {
   if (bars.length <= MOST_CLASSES) return bars;
   const sorted = bars.toSorted((one, other) => other.value - one.value);
@@ -124,7 +125,7 @@ const text = (x, y, words, anchor = "middle") => svg("text", { x, y, "text-ancho
 const rule = (x1, x2, y) => svg("line", { x1, x2, y1: y, y2: y, class: "grid" });
 const block = (x, y, width, height, kind = "") => svg("rect", { class: `block ${kind}`, x, y, width, height });
 
-/** What line and column charts share: the box, the height of a value, rules with their figures, both axes' labels. */
+/** What line and column charts share: the box, the height of a value, grid lines and labels of both axes. */
 function frame(width, { low, high, digits, x, y }) {
   const box = { left: 46, right: width - 12, top: 26, bottom: HEIGHT - 36 };
   const up = (value) => box.bottom - ((value - low) / (high - low)) * (box.bottom - box.top);
@@ -147,7 +148,7 @@ function lineChart(width, reports, lines, axis) {
   return parts;
 }
 
-/** A point after a gap starts a line of no length, which its round caps make a dot. */
+/** A point after a gap starts a line of length 0, which round caps show as a dot. */
 function step(x, value, before, up) {
   if (!known(value)) return "";
   const point = `${x.toFixed(1)} ${up(value).toFixed(1)}`;

@@ -1,27 +1,27 @@
 // The service's dashboard: streams, their reports as charts, and what can be done to them. The API is docs/serve.md.
-// Text from the server reaches the page as text nodes and attributes alone, never as markup.
+// Text from the server reaches the page only as text nodes and attributes, never as markup.
 
 import { CHARTS, newChart, showChart } from "/dashboard/charts.js";
 import { batches, byId, clock, count, el, fixed, most, percent, setPill, setRows, setText } from "/dashboard/words.js";
 
 const REFRESH = 2_000; // ms between two looks at the streams
 const LAST = 100; // batches the charts look back
-const SILENCE = 40_000; // the feed says something every 15 s; after this long it is taken for dead
+const SILENCE = 40_000; // the feed sends something every 15 s; after this many ms it is considered broken
 const AUDITED = 20; // events shown
 
 const state = {
   token: sessionStorage.getItem("token") ?? "",
-  locked: false, // a token is wanted; nothing is asked until one is given
+  locked: false, // a token is needed; nothing is requested until there is one
   model: null,
   streams: [],
   name: null, // the selected stream
   reports: [], // its last batches, oldest first
-  loaded: null, // the stream as it was when its reports were last asked for
+  loaded: null, // the stream as it was when its reports were last requested
   feed: null, // AbortController of the live feed
   live: false,
-  troubled: false, // the last look at the server failed
-  quietUntil: 0, // the server asked for patience until then
-  turn: 0, // looks at the server so far
+  troubled: false, // the last request of the stream list failed
+  quietUntil: 0, // the server asked to wait until then
+  turn: 0, // refreshes so far
   key: "", // Idempotency-Key of the chosen files: sent again after a lost answer, they are learnt from once
 };
 const timers = {};
@@ -32,7 +32,7 @@ function announce(words, bad = false) {
 
 // ---- The API
 
-/** The server's no, in its own words. */
+/** A refusal by the server, in its own words. */
 class Refusal extends Error {
   constructor(message, status, wait = 0) {
     super(message);
@@ -44,10 +44,9 @@ const at = (name) => `/v1/streams/${encodeURIComponent(name)}`;
 
 async function refusal(response) {
   const body = await response.json().catch(() => null);
-  const said = typeof body?.error === "string" ? body.error : `The server answered ${response.status} and not why.`;
-  if (response.status !== 429) return new Refusal(said, response.status);
-  const wait = Math.ceil(Number(response.headers.get("Retry-After"))) || 5;
-  return new Refusal(`${said.replace(/\.?$/, ".")} Try again in ${wait} s.`, 429, wait);
+  const reason = body?.error ?? `The server answered ${response.status} without a reason.`;
+  const wait = response.status === 429 ? Math.ceil(Number(response.headers.get("Retry-After"))) || 5 : 0;
+  return new Refusal(String(reason), response.status, wait);
 }
 
 async function request(path, options = {}) {
@@ -71,8 +70,8 @@ async function ask(path, options) {
 function failed(error) {
   if (error.status === 401) lock();
   if (error instanceof Refusal) return announce(error.message, true);
-  console.error(error); // a fault of this page, or a server of another version
-  announce("The dashboard could not show what the server sent. The console says more.", true);
+  console.error(error); // a bug in this page, or a server of another version
+  announce("The dashboard cannot show what the server sent. The browser's console has details.", true);
 }
 
 // ---- Token
@@ -90,7 +89,7 @@ function lock() {
 }
 
 async function useToken(token) {
-  if (!/^[\x21-\x7e]*$/.test(token)) return announce("A token has no spaces and only plain characters.", true);
+  if (!/^[\x21-\x7e]*$/.test(token)) return announce("A token is printable ASCII without spaces.", true);
   sessionStorage.setItem("token", token);
   deselect();
   Object.assign(state, { token, locked: false, model: null, streams: [] });
@@ -99,12 +98,12 @@ async function useToken(token) {
   byId("token").value = "";
   showToken(false);
   byId("token-toggle").focus();
-  announce(token ? "The token is used from now on." : "The token is forgotten.");
+  announce(token ? "The token is used from now on." : "The token was forgotten.");
 }
 
-// ---- Looking at the server
+// ---- Refreshing
 
-/** Looks now and, while the tab is seen, again and again. A look that comes back after a later one shows nothing. */
+/** Refreshes now and, while the tab is visible, every two seconds. An overtaken result is ignored. */
 async function refresh(thorough = false) {
   const turn = ++state.turn;
   const current = () => turn === state.turn;
@@ -133,17 +132,19 @@ async function lookIfReady() {
   setPill("server", word, word === "ready");
 }
 
-/** The same trouble every two seconds is told once. */
+/** Reports a failure once, also if every refresh fails. */
 function trouble(error) {
   state.quietUntil = Date.now() + 1000 * (error.wait ?? 0);
-  state.model = null; // after a restart it may be another
+  state.model = null; // it may be another one after a restart
   if (!state.troubled) failed(error);
-  state.troubled = error.status !== 401; // which says itself when it is over
+  state.troubled = error.status !== 401; // a new token ends that one
 }
 
 async function loadModel() {
   state.model = await ask("/v1/model");
-  for (const what of ["method", "predictor"]) setText(byId(`model-${what}`), String(state.model[what]));
+  const { method, norm, predictor } = state.model;
+  setText(byId("model-method"), norm ? `${method}, ${norm}` : String(method));
+  setText(byId("model-predictor"), String(predictor));
   setText(byId("model-version"), String(state.model.version).slice(0, 8));
   byId("model-version").title = state.model.version;
 }
@@ -165,6 +166,8 @@ function alarmsOf({ health = {} }) {
   return parts.map(([number, what]) => count(number, what)).join(", ");
 }
 
+const placeOf = ({ state: place }) => ({ hot: "in memory", parked: "on disk" })[place] ?? String(place);
+
 function newRow(name) {
   const row = el("tr", { "data-stream": name }, el("th", { scope: "row" }, el("button", { type: "button" }, name)));
   for (const kind of ["", "number", "number", "number", "", "", ""]) row.append(el("td", { class: kind }));
@@ -174,13 +177,13 @@ function newRow(name) {
 function fillRow(row, stream) {
   const alarms = alarmsOf(stream);
   const texts = [stream.owner || "–", String(stream.batches), String(stream.images), percent(stream.accuracy)];
-  texts.push(stream.state, stream.frozen ? "frozen" : "no", alarms ? `⚠ ${alarms}` : "none");
+  texts.push(placeOf(stream), stream.frozen ? "yes" : "no", alarms ? `⚠ ${alarms}` : "none");
   texts.forEach((text, place) => setText(row.cells[place + 1], text));
   row.cells[7].className = alarms ? "alarmed" : "";
   row.setAttribute("aria-selected", String(stream.name === state.name));
 }
 
-/** Rows are kept and moved, not made anew: the one with the focus keeps it. */
+/** Keeps and moves rows instead of making new ones, so that the focus stays in its row. */
 function showStreams() {
   const body = byId("streams");
   const rows = new Map([...body.rows].map((row) => [row.dataset.stream, row]));
@@ -219,9 +222,9 @@ function showDetail() {
   if (!stream) return;
   setText(byId("detail-title"), `Stream ${stream.name}`);
   setText(byId("detail-facts"), factsOf(stream));
-  setPill("feed", state.live ? "live" : "not live: asking every 2 s", state.live);
+  setPill("feed", state.live ? "live" : "not live: refreshed every 2 s", state.live);
   swap(byId("freeze"), byId("unfreeze"), stream.frozen);
-  const words = (name) => name.replaceAll("_", " ");
+  const words = (name) => name.replace("non_finite", "non-finite").replaceAll("_", " ");
   const counter = ([name, value]) => el("div", {}, el("dt", {}, words(name)), el("dd", {}, String(value)));
   byId("health").replaceChildren(...Object.entries(stream.health ?? {}).map(counter));
 }
@@ -230,10 +233,11 @@ function factsOf(stream) {
   const { labelled } = stream;
   const accuracy = labelled ? `accuracy ${percent(stream.accuracy)} of ${labelled} labelled` : "no labels";
   return [batches(stream.batches), count(stream.images, "image"), accuracy,
-    stream.frozen ? "frozen: predicts only" : "learning", stream.state, `created ${clock(stream.created)}`].join(" · ");
+    stream.frozen ? "frozen: predicts only" : "learning", placeOf(stream),
+    `created ${clock(stream.created)}`].join(" · ");
 }
 
-/** One of two buttons is shown; the focus goes along. */
+/** Shows one of two buttons; the focus moves with it. */
 function swap(first, second, useSecond) {
   const focused = [first, second].includes(document.activeElement);
   first.hidden = useSecond;
@@ -247,9 +251,9 @@ function showAlarms() {
   byId("no-alarms").hidden = alarms.length > 0;
 }
 
-// ---- Reports, live or asked for
+// ---- Reports, from the feed or requested
 
-/** Labels come without an event on the feed, and without a feed nothing does: then the reports are asked for. */
+/** Requests the reports if there is no feed, or if labels came, which the feed does not report. */
 async function catchUp() {
   const stream = selected();
   if (!stream) return;
@@ -281,7 +285,7 @@ function setLive(live) {
   showDetail();
 }
 
-/** Keeps a feed of the selected stream open; when it breaks, tries again, ever more slowly. */
+/** Keeps a feed of the selected stream open. If it breaks, tries again after longer and longer pauses. */
 async function follow() {
   const { name } = state;
   const { signal } = (state.feed = new AbortController());
@@ -291,7 +295,7 @@ async function follow() {
     if (signal.aborted) return;
     setLive(false);
     if (error?.status === 401) return failed(error);
-    if (Date.now() - began > 10_000) wait = 1_000; // it worked for a while: begin anew
+    if (Date.now() - began > 10_000) wait = 1_000; // it worked for a while: short pauses again
     await new Promise((done) => setTimeout(done, wait * (0.75 + Math.random() / 2) + 1000 * (error?.wait ?? 0)));
   }
 }
@@ -345,9 +349,9 @@ function showSoon() {
 const ACTIONS = {
   freeze: { done: "is frozen: it predicts and does not learn" },
   unfreeze: { done: "learns again" },
-  reset: { sure: "goes back to the source model. What it has learnt is lost.", done: "is back at the source model" },
-  rollback: { sure: "goes back to its last healthy state.", done: "is back at a healthy state" },
-  delete: { sure: "is forgotten, with its state and its reports.", done: "is deleted" },
+  reset: { sure: "returns to the source model. What it has learnt is lost.", done: "has returned to the source model" },
+  rollback: { sure: "returns to its last healthy state.", done: "has returned to a healthy state" },
+  delete: { sure: "is deleted with its state and its reports.", done: "was deleted" },
 };
 
 function confirmed(verb, name, sure) {
@@ -355,12 +359,12 @@ function confirmed(verb, name, sure) {
   byId("confirm-title").textContent = `${verb} ${name}?`;
   byId("confirm-text").textContent = `Stream ${name} ${sure}`;
   byId("confirm-yes").textContent = verb;
-  dialog.returnValue = ""; // Escape leaves it so
+  dialog.returnValue = ""; // Escape does not change it
   dialog.showModal(); // the focus goes to Cancel, and back to the button when it closes
   return new Promise((done) => (dialog.onclose = () => done(dialog.returnValue === "yes")));
 }
 
-/** One thing at a time per button, and its failure in words. */
+/** Does one thing at a time per button, and reports its failure. */
 async function busy(button, work) {
   if (button.getAttribute("aria-busy") === "true") return;
   button.setAttribute("aria-busy", "true");
@@ -376,8 +380,8 @@ async function act(what) {
   if (what === "delete") await ask(at(name), { method: "DELETE" });
   else await ask(`${at(name)}/${what}`, { method: "POST" });
   announce(`Stream ${name} ${done}.`);
-  state.loaded = null; // its reports may be others now
-  if (what === "delete") byId("streams-title").focus(); // the button that had it goes
+  state.loaded = null; // its reports may have changed
+  if (what === "delete") byId("streams-title").focus(); // the button that had the focus disappears
 }
 
 async function create() {
@@ -387,20 +391,20 @@ async function create() {
   byId("create-name").value = "";
   state.streams = [...state.streams, stream];
   select(stream.name);
-  announce(`Stream ${stream.name} is created.`);
+  announce(`Stream ${stream.name} was created.`);
 }
 
 const newKey = () => [...crypto.getRandomValues(new Uint32Array(4))].map((part) => part.toString(16)).join("-");
 
 async function send() {
   const files = [...byId("files").files];
-  if (!files.length) return announce("Choose one image or more first.", true);
+  if (!files.length) return announce("Choose at least one image first.", true);
   const { name } = state;
   const body = new FormData();
   for (const file of files) body.append("images", file);
   announce(`Sending ${count(files.length, "image")} to ${name}.`);
   const answer = await ask(`${at(name)}/batches`, { method: "POST", body, headers: { "Idempotency-Key": state.key } });
-  state.key = newKey(); // sent once more on purpose, they are another batch
+  state.key = newKey(); // if they are sent again on purpose, they are another batch
   if (state.name === name) showAnswer(files, answer);
   const learnt = answer.adapted ? "learnt from" : "not learnt from";
   announce(`Batch ${answer.number} of ${name}: ${count(files.length, "image")} answered, ${learnt}.`);
@@ -409,7 +413,7 @@ async function send() {
 function showAnswer(files, { labels, probabilities, suspicion, abstain }) {
   const top = (place) => percent(100 * most(probabilities[place]));
   const rows = files.map((file, place) => [file.name, className(labels[place]), top(place),
-    fixed(suspicion?.[place], 3), abstain?.[place] ? "abstains" : "no"]);
+    fixed(suspicion?.[place], 3), abstain?.[place] ? "yes" : "no"]);
   setRows(byId("answers").querySelector("tbody"), rows, [2, 3]);
   byId("answers").hidden = false;
 }
@@ -431,7 +435,7 @@ function onArrow(event) {
   button.focus();
 }
 
-/** A tab that nobody sees asks nothing and holds no connection. */
+/** A hidden tab sends no requests and holds no connection. */
 function onVisibility() {
   clearTimeout(timers.refresh);
   state.feed?.abort();

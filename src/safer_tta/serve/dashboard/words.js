@@ -1,4 +1,4 @@
-// Elements, and words for figures: what both the page and its charts are written with.
+// Helpers that the page and its charts share: elements, and figures as text.
 
 export const byId = (id) => document.getElementById(id);
 
@@ -11,7 +11,7 @@ export const el = (tag, attributes = {}, ...children) => make(document.createEle
 export const svg = (tag, attributes = {}, ...children) =>
   make(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
 
-/** Only what changed is written, so that a screen reader is not sent back to the start every two seconds. */
+/** Writes only what changed, so that a screen reader does not start again every two seconds. */
 export function setText(node, text) {
   if (node.textContent !== text) node.textContent = text;
 }

@@ -1,0 +1,296 @@
+"""A run's name: the same wherever the run is made, and another as soon as anything else is done."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from safer_tta import extensions, mixing, pooling, views
+from safer_tta.attacks import ATTACKS, full_threat
+from safer_tta.attacks.registry import Attack
+from safer_tta.bench import experiment as experiments
+from safer_tta.bench.experiment import AttackOn, Experiment
+from safer_tta.data import ArrayStore, StreamSpec, open_dataset
+from safer_tta.gate import Gate
+from safer_tta.methods import METHODS
+from safer_tta.methods._frame.options import option
+from safer_tta.models.norm import NORMS
+from safer_tta.predictors import PREDICTORS, Defended, Plain, Safer
+from safer_tta.training import Recipe, attacked_copies
+from safer_tta.training.definitions import describe_model
+from tests.bench.helpers import PLANS, quick
+from tests.conftest import classifier
+
+SURROGATE = {"data": "x", "domains": ["sketch"], "recipe": {}}
+RUNS: dict[str, dict[str, Any]] = {
+    "tent on plain": {"method": "tent", "predictor": "plain"},
+    "tent on fft": {"method": "tent", "predictor": "fft"},
+    "tent on jpeg": {"method": "tent", "predictor": "jpeg"},
+    "pl on safer": {"method": "pl", "predictor": "safer"},
+    "safer-a": {"predictor": "safer-a"},
+    "safer-g": {"predictor": "safer-g"},
+    "safer-g at another cost": {"predictor": "safer-g", "predictor_options": {"mixing": {"name": "gate", "cost": 5.0}}},
+    "tent at another rate": {"predictor": "plain", "options": {"lr": 0.1}},
+    "mean of gentle views": {"predictor": "safer", "predictor_options": {"pool": "mean", "pipeline": "gentle"}},
+    "medbn": {"predictor": "plain", "norm": "medbn"},
+    "pgd": {"predictor": "plain", "attack": "pgd"},
+    "eot": {"predictor": "plain", "attack": "eot"},
+}
+
+
+def experiment(**settings: Any) -> Experiment:
+    attack = settings.pop("attack", None)
+    if attack is not None:
+        surrogates = () if ATTACKS[attack].live else (SURROGATE,)
+        threat = {**full_threat(attack), **settings.pop("threat", {})}
+        settings["attack"] = AttackOn(name=attack, threat=threat, surrogates=surrogates)
+        settings.setdefault("stream", StreamSpec(attack_rate=50))
+    return Experiment(
+        **{"data": "x", "target": "sketch", "source": describe_model("x", ["photo"], Recipe()), **settings}
+    )
+
+
+def names() -> dict[str, str]:
+    forget()
+    return {run: experiment(**settings).name for run, settings in RUNS.items()}
+
+
+def forget() -> None:
+    """Clear what is remembered of settings, since registered parts do not change outside of tests."""
+    experiments._settings.cache_clear()
+    experiments._usual_settings.cache_clear()
+
+
+@pytest.fixture(autouse=True)
+def _forget_afterwards():
+    yield  # set up before all other fixtures, so that this comes after they have put the parts back
+    forget()
+
+
+@pytest.fixture
+def replace():
+    """Put another part in the place of a registered one until the test ends."""
+    before = []
+
+    def put(registry: dict[str, Any], name: str, part: Any) -> None:
+        before.append((registry, name, registry[name]))
+        dict.__setitem__(registry, name, part)
+        forget()
+
+    yield put
+    for registry, name, part in reversed(before):
+        dict.__setitem__(registry, name, part)
+
+
+# --- what a name follows from ---------------------------------------------------------------------------------------
+
+
+def test_different_runs_have_different_names():
+    assert len(set(names().values())) == len(RUNS)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"data": "y"},
+        {"target": "photo"},
+        {"source": describe_model("x", ["photo"], Recipe(seed=1))},
+        {"source": describe_model("x", ["cartoon"], Recipe())},
+        {"method": "pl"},
+        {"predictor": "safer-a"},
+        {"norm": "medbn"},
+        {"options": {"lr": 0.1}},
+        {"predictor_options": {"views": 6}},
+        {"predictor_options": {"mixing": {"name": "gate", "cost": 5.0}}},
+        {"predictor_options": {"pipeline": {"preset": "gentle", "max_operators": 2}}},
+        {"images": 64},
+        {"precision": "bfloat16"},
+        *({"stream": StreamSpec(**{"attack_rate": 50, **change})} for change in (
+            {"attack_rate": 60}, {"order": "correlated"}, {"draw": "late"}, {"batch": 8}, {"limit": 9}, {"seed": 1},
+        )),
+        {"attack": "autoattack"},
+        {"attack": "eot"},
+        {"threat": {"eps": 4 / 255}},
+        {"threat": {"steps": 3}},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_every_setting_is_part_of_the_name(change):
+    usual = {"method": "tent", "predictor": "safer-g", "attack": "pgd"}
+    assert experiment(**{**usual, **change}).name != experiment(**usual).name
+
+
+@pytest.mark.parametrize(
+    "spelt",
+    [
+        {"options": {"lr": 1e-3}},
+        {"norm": None},
+        {"predictor_options": {"views": 4}},
+        {"predictor_options": {"mixing": {"name": "gate", "cost": 2, "alpha_clean": 0.5}}},
+        {"predictor_options": {"mixing": "gate", "pipeline": {"preset": "gentle", "max_operators": 4}}},
+        {"stream": StreamSpec(attack_rate=0.0, order="shuffled", batch=64)},
+        {"precision": "float32", "images": None},
+    ],
+    ids=str,
+)
+def test_a_default_that_is_spelt_out_renames_nothing(spelt):
+    usual = {"method": "tent", "predictor": "safer-g"}
+    assert experiment(**usual, **spelt).name == experiment(**usual).name
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_a_run_is_made_again_from_its_description(name, tmp_path):
+    """So a task that travelled as a file has the name under which it was planned."""
+    for task in quick(name, tmp_path)[0].tasks:
+        if task.kind == "run":
+            again = Experiment.from_description(json.loads(json.dumps(task.definition)))
+            assert again.name == task.name
+            assert again.attack is None or set(again.attack.threat) >= set(full_threat(again.attack.name))
+
+
+# --- a new option with a default renames nothing --------------------------------------------------------------------
+
+
+class WiderTent(METHODS["tent"]):
+    another: float = option(0.5)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WiderGate(Gate):
+    another: float = 0.5
+    more: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WiderStream(StreamSpec):
+    another: float = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class WiderRecipe(Recipe):
+    another: float = 0.5
+
+
+class WiderSafer(Safer):
+    def __init__(self, *arguments: Any, another: float = 0.5, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.another = another
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {**super().settings, "another": self.another}
+
+
+WIDER = {
+    "method": lambda put: put(METHODS, "tent", WiderTent),
+    "mixing": lambda put: put(mixing.MIXINGS, "gate", WiderGate),
+    "predictor": lambda put: put(PREDICTORS, "safer", WiderSafer),
+    "pgd": lambda put: put(ATTACKS, "pgd", dataclasses.replace(ATTACKS["pgd"], options={"another": 0.5})),
+    "eot": lambda put: put(ATTACKS, "eot", dataclasses.replace(ATTACKS["eot"], options={"draws": 1, "another": 0.5})),
+}
+
+
+@pytest.mark.parametrize("part", WIDER)
+def test_a_new_option_with_a_default_renames_nothing(part, replace):
+    before, copies = names(), experiment(attack="pgd").copies()
+    WIDER[part](replace)
+    assert names() == before
+    assert experiment(attack="pgd").copies() == copies
+
+
+@pytest.mark.parametrize(
+    ("part", "settings"),
+    [
+        ("method", {"method": "tent", "options": {"another": 0.6}}),
+        ("mixing", {"predictor": "safer-g", "predictor_options": {"mixing": {"name": "gate", "another": 0.6}}}),
+        ("mixing", {"predictor": "safer-g", "predictor_options": {"mixing": {"name": "gate", "more": {"a": 1.0}}}}),
+        ("predictor", {"predictor": "safer", "predictor_options": {"another": 0.6}}),
+        ("pgd", {"attack": "pgd", "threat": {"another": 0.6}}),
+        ("eot", {"attack": "eot", "threat": {"another": 0.6}}),
+    ],
+)
+def test_another_value_of_a_new_option_is_another_name(part, settings, replace):
+    WIDER[part](replace)
+    usual = {key: value for key, value in settings.items() if "option" not in key and key != "threat"}
+    assert experiment(**settings).name != experiment(**usual).name
+
+
+def test_new_settings_of_streams_and_recipes_rename_nothing_either():
+    assert experiment(stream=WiderStream(seed=3)).name == experiment(stream=StreamSpec(seed=3)).name
+    assert experiment(stream=WiderStream(another=0.6)).name != experiment().name
+    assert describe_model("x", ["photo"], WiderRecipe(steps=3)) == describe_model("x", ["photo"], Recipe(steps=3))
+    assert describe_model("x", ["photo"], WiderRecipe(another=0.6)) != describe_model("x", ["photo"], Recipe())
+
+
+# --- two versions of a part never share a name ----------------------------------------------------------------------
+
+GATED = {"safer-g", "safer-g at another cost"}
+ON_VIEWS = {"pl on safer", "safer-a", "mean of gentle views", *GATED}
+OF_TENT = set(RUNS) - {"pl on safer"}
+
+
+def raise_class(part: Any) -> Any:
+    return lambda put, monkeypatch: monkeypatch.setattr(part, "version", part.version + 1)
+
+
+def raise_entry(registry: dict[str, Any], name: str) -> Any:
+    entry = registry[name]
+    return lambda put, monkeypatch: put(registry, name, dataclasses.replace(entry, version=entry.version + 1))
+
+
+VERSIONS = {
+    "method tent": (raise_class(METHODS["tent"]), OF_TENT),
+    "predictor plain": (raise_class(Plain), {"tent on plain", "tent at another rate", "medbn", "pgd", "eot"}),
+    "predictor defended": (raise_class(Defended), {"tent on fft", "tent on jpeg"}),
+    "predictor safer": (raise_class(Safer), ON_VIEWS),
+    "mixing gate": (raise_class(Gate), GATED),
+    "mixing sigmoid": (raise_class(mixing.AdaptiveMixing), {"safer-a"}),
+    "mixing none": (raise_class(mixing.NoMixing), {"pl on safer", "mean of gentle views"}),
+    "pool cc_drop": (raise_entry(pooling.RULES, "cc_drop"), {"pl on safer", "safer-a", *GATED}),
+    "pool mean": (raise_entry(pooling.RULES, "mean"), {"mean of gentle views"}),
+    "preset released": (raise_entry(views.PRESETS, "released"), {"pl on safer", "safer-a"}),
+    "preset gentle": (raise_entry(views.PRESETS, "gentle"), {"mean of gentle views", *GATED}),
+    "operator rotate": (raise_entry(views.OPERATORS, "rotate"), ON_VIEWS),
+    "operator fft_low_pass": (raise_entry(views.OPERATORS, "fft_low_pass"), {*ON_VIEWS, "tent on fft"}),
+    "norm medbn": (raise_entry(NORMS, "medbn"), {"medbn"}),
+    "attack pgd": (raise_entry(ATTACKS, "pgd"), {"pgd"}),
+    "attack eot": (raise_entry(ATTACKS, "eot"), {"eot"}),
+}
+
+
+@pytest.mark.parametrize("part", VERSIONS)
+def test_a_raised_version_renames_the_runs_with_that_part_and_no_others(part, replace, monkeypatch):
+    raised, users = VERSIONS[part]
+    before = names()
+    raised(replace, monkeypatch)
+    assert {run for run, name in names().items() if name != before[run]} == users
+
+
+def test_another_version_of_an_attack_makes_its_images_again(replace, tmp_path):
+    """Else a store would mix the images of one version into the runs of another."""
+    domain, store, given = open_dataset("synthetic", count=8).domain("sketch"), ArrayStore(tmp_path), []
+    own = Attack("pgd", lambda model, images, *_: given.append(1) or images / 255)
+    for version, made in ((1, 1), (2, 2), (1, 2)):
+        replace(ATTACKS, "pgd", dataclasses.replace(own, version=version))
+        attacked_copies(domain, classifier(), store, source="x")
+        assert len(given) == made
+        assert experiment(attack="pgd").copies()[0].get("version", 1) == version
+
+
+def test_an_edited_extension_renames_the_runs_that_use_it(monkeypatch, tmp_path):
+    """Also if it registers a normalisation, which stands in a run beside method and predictor."""
+    monkeypatch.setattr(extensions, "_loaded", {})
+    before, named = names(), []
+    for number in range(2):
+        file = tmp_path / f"own_{number}.py"
+        file.write_text(f"from safer_tta.models.norm import NORMS\nNORMS.register('own')(lambda x: x)\n# {number}\n")
+        extensions.load([file])
+        named.append(experiment(norm="own").name)
+        assert names() == before
+        del NORMS["own"]
+        extensions._loaded.clear()
+    assert named[0] != named[1]

@@ -1,0 +1,131 @@
+"""The figures of a row, computed again image by image."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+
+from safer_tta.bench.metrics import rolling
+from safer_tta.bench.record import Record
+from safer_tta.predictors import Prediction, Report
+
+CLASSES, VIEWS, BATCHES = 3, 3, 19
+DROPPED = [-1, 0, 2, 2, 2]  # view 1 never is
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One image, as a row's figures see it."""
+
+    probs: list[float]
+    label: int
+    attacked: bool
+    suspicion: float
+
+    @property
+    def right(self) -> bool:
+        return max(self.probs) == self.probs[self.label]
+
+
+Recorded = tuple[dict[str, Any], list[list[Seen]]]
+
+
+@pytest.fixture(scope="module", params=["probability", "signal"])
+def recorded(request: pytest.FixtureRequest) -> Recorded:
+    """The figures of a made-up run, and its batches. A quarter is attacked, some images are equally suspicious, and
+    the last batch is short."""
+    randomness, record, batches = torch.Generator().manual_seed(0), Record(), []
+    for number in range(BATCHES):
+        size = 3 if number == BATCHES - 1 else 8
+        probs = (2 * torch.randn(size, CLASSES, generator=randomness)).softmax(dim=1)
+        labels = torch.randint(CLASSES, (size,), generator=randomness)
+        attacked = torch.rand(size, generator=randomness) < 0.25
+        suspicion = (10 * torch.rand(size, generator=randomness)).round() / 10
+        probable = request.param == "probability"
+        report = Report(
+            torch.full((VIEWS, size), 1 / VIEWS),
+            reliability=torch.tensor([0.0, 0.5, number / 18]),
+            dropped=torch.tensor(DROPPED[number % 5]),
+            suspicion=suspicion if probable else None,
+            signals={"other": -suspicion} if probable else {"disagreement": suspicion, "other": -suspicion},
+        )
+        # The first batch is slow, as on a machine that warms up.
+        record.add(Prediction(probs, probs.log(), probs, report), labels, attacked, number / 10 or 9.0)
+        images = zip(probs.tolist(), labels.tolist(), attacked.tolist(), suspicion.tolist(), strict=True)
+        batches.append([Seen(*image) for image in images])
+    return record.figures(CLASSES), batches
+
+
+def percent(images: list[Seen]) -> float:
+    return 100 * statistics.mean(image.right for image in images)
+
+
+def test_accuracies(recorded: Recorded) -> None:
+    figures, batches = recorded
+    images = [image for batch in batches for image in batch]
+    attacked = [image for image in images if image.attacked]
+    assert (figures["images"], figures["batches"]) == (len(images), BATCHES)
+    assert figures["accuracy"] == pytest.approx(percent(images))
+    assert figures["attacked_share"] == pytest.approx(100 * len(attacked) / len(images))
+    assert figures["accuracy_attacked"] == pytest.approx(percent(attacked))
+    assert figures["accuracy_clean"] == pytest.approx(percent([image for image in images if not image.attacked]))
+    of_class = [[image for image in images if image.label == k] for k in range(CLASSES)]
+    assert figures["per_class"] == pytest.approx([percent(some) for some in of_class])
+    assert figures["batch_accuracy"] == pytest.approx([percent(batch) for batch in batches])
+
+
+def test_the_rolling_curve_is_over_the_last_sixteen_batches(recorded: Recorded) -> None:
+    figures, batches = recorded
+    each = [percent(batch) for batch in batches]
+    curve = rolling(figures["batch_accuracy"])
+    assert curve[:3] == pytest.approx([each[0], sum(each[:2]) / 2, sum(each[:3]) / 3])
+    assert curve[15:] == pytest.approx([sum(each[i : i + 16]) / 16 for i in range(4)])
+
+
+def test_calibration(recorded: Recorded) -> None:
+    """Negative log-likelihood, and the gap between confidence and accuracy over fifteen equal bins."""
+    figures, batches = recorded
+    images = [image for batch in batches for image in batch]
+    assert figures["nll"] == pytest.approx(statistics.mean(-math.log(image.probs[image.label]) for image in images))
+    bins: dict[int, list[Seen]] = {}
+    for image in images:
+        bins.setdefault(int(15 * max(image.probs)), []).append(image)
+    gaps = [abs(sum(image.right - max(image.probs) for image in some)) for some in bins.values()]
+    assert figures["ece"] == pytest.approx(sum(gaps) / len(images))
+
+
+def test_views_and_times(recorded: Recorded) -> None:
+    """The time of a step is the median without the first, which warms up."""
+    figures, batches = recorded
+    dropped = [DROPPED[number % 5] for number in range(BATCHES)]
+    assert figures["dropped_share"] == pytest.approx([dropped.count(view) / BATCHES for view in range(VIEWS)])
+    assert figures["reliability"] == pytest.approx([0.0, 0.5, 0.5])
+    median = statistics.median_low(number / 10 for number in range(1, BATCHES))
+    assert figures["ms_per_step"] == pytest.approx(1000 * median)
+    assert figures["images_per_s"] == pytest.approx(statistics.mean(map(len, batches)) / median)
+
+
+def test_detection_and_selection(recorded: Recorded) -> None:
+    """How often an attacked image is more suspicious than a clean one, ties counting half; and the accuracy on the
+    least suspicious 100, 90, ... 50 %."""
+    figures, batches = recorded
+    images = [image for batch in batches for image in batch]
+    pairs = [(a.suspicion, c.suspicion) for a in images for c in images if a.attacked and not c.attacked]
+    assert figures["detection"] == pytest.approx(statistics.mean((a > c) + 0.5 * (a == c) for a, c in pairs))
+    assert figures["detection"] != pytest.approx(0.5, abs=1e-3)
+    ordered = sorted(images, key=lambda image: image.suspicion)
+    expected = [percent(ordered[: round(len(images) * share)]) for share in (1.0, 0.9, 0.8, 0.7, 0.6, 0.5)]
+    assert figures["selective"] == pytest.approx(expected)
+
+
+def test_without_suspicion_there_is_neither_detection_nor_selection() -> None:
+    probs, record = torch.full((4, CLASSES), 1 / CLASSES), Record()
+    prediction = Prediction(probs, probs.log(), probs, Report(torch.ones(1, 4)))
+    record.add(prediction, torch.zeros(4, dtype=torch.int64), torch.tensor([True, True, False, False]), 0.1)
+    figures = record.figures(CLASSES)
+    assert figures["detection"] is figures["selective"] is figures["reliability"] is None

@@ -1,0 +1,147 @@
+"""From a row of a plan to the row of its run: what was asked for is what is done."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from safer_tta import adapt
+from safer_tta._internal.seeds import generator
+from safer_tta.attacks import eot_pgd, pgd
+from safer_tta.bench.graph import Size, graph, size_for
+from safer_tta.bench.plan import Cell, Row
+from safer_tta.bench.tasks import QUICK_COUNT, Place, Task, execute
+from safer_tta.data import Stream, StreamSpec, excerpt
+from safer_tta.training import load
+from safer_tta.training.trainer import accuracy
+
+SEED, IMAGES, BATCH = 1, 32, 16  # seed 0 would hide that a part does not get the seed
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
+    return Place(tmp_path_factory.mktemp("store"), count=QUICK_COUNT)
+
+
+@dataclass
+class Asked:
+    """A row of a plan, and the few lines of the library that should give the same."""
+
+    row: dict[str, Any] = field(default_factory=dict)
+    adapt: dict[str, Any] = field(default_factory=dict)
+    stream: dict[str, Any] = field(default_factory=dict)
+    threat: dict[str, Any] = field(default_factory=dict)
+    size: dict[str, Any] = field(default_factory=dict)
+
+
+TENT = {"method": "tent", "options": {"lr": 0.01}}
+PLAIN = {"method": "tent", "predictor": "plain", "lr": 0.01}
+ASKED = {
+    "tent": Asked(),
+    "options": Asked({"options": {"lr": 0.05}}, {"lr": 0.05}),
+    "norm": Asked({"norm": "medbn"}, {"norm": "medbn"}),
+    "predictor": Asked({"predictor": "safer"}, {"predictor": "safer"}),
+    "recommended": Asked({"predictor": "safer-g"}, {"predictor": "safer-g"}),
+    "predictor_options": Asked(
+        {"predictor": "safer", "predictor_options": {"views": 2}}, {"predictor": {"name": "safer", "views": 2}}
+    ),
+    "bernoulli": Asked({"stream": {"draw": "bernoulli"}}, stream={"draw": "bernoulli"}),
+    "late": Asked({"stream": {"draw": "late"}}, stream={"draw": "late"}),
+    "correlated": Asked({"stream": {"order": "correlated"}}, stream={"order": "correlated"}),
+    "batch": Asked({"stream": {"batch": 8}}, stream={"batch": 8}),
+    "budget": Asked({"attack": {"eps": 2, "steps": 3}}, threat={"eps": 2 / 255, "steps": 3}),
+    "precision": Asked(adapt={"precision": "bfloat16"}, size={"precision": "bfloat16"}),
+}
+
+
+def carried_out(place: Place, row: Mapping[str, Any], rate: float = 50, **size: Any) -> dict[str, Task]:
+    """The tasks of one cell, done; by kind."""
+    cell = Cell(0, Row(label="x", **{**TENT, **row}), "sketch", rate, SEED)
+    made, _ = graph([cell], place.dataset(), quick(**size))
+    for task in made:
+        execute(task, place)
+    return {task.kind: task for task in made}
+
+
+def quick(**size: Any) -> Size:
+    return dataclasses.replace(size_for("synthetic", quick=True), images=IMAGES, batch=BATCH, **size)
+
+
+def by_hand(tasks: Mapping[str, Task], place: Place, asked: Asked) -> tuple[Tensor, Tensor, Tensor]:
+    """What the run should give: probabilities, labels, and which images were attacked."""
+    sketch = excerpt(place.dataset().domain("sketch"), IMAGES, SEED)
+    precision = asked.size.get("precision", "float32")
+    surrogate = load(tasks["surrogate"].path(place))
+    surrogate.accelerate(precision=precision)
+    threat = {"eps": 8 / 255, "step": 2 / 255, "steps": 2, **asked.threat}  # quick: a tenth of the paper's steps
+    images, labels = torch.from_numpy(sketch.images), torch.from_numpy(sketch.labels)
+    copies = pgd(surrogate, images, labels, generator=generator(SEED, "attack", 0), **threat)
+    settings = {"batch": BATCH, "attack_rate": 50, "seed": SEED, **asked.stream}
+    kept = np.ascontiguousarray((copies * 255).round().byte())  # as the store lays them out: it decides the last digits
+    stream = Stream([sketch], StreamSpec(**settings), [kept])
+    method = adapt(load(tasks["source"].path(place)), seed=SEED, **{**PLAIN, **asked.adapt})
+    answers = [(method(batch.images).probs, batch.labels, batch.attacked) for batch in stream]
+    probs, labels, attacked = map(torch.cat, zip(*answers, strict=True))
+    return probs.double(), labels, attacked
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_a_run_is_what_its_row_of_the_plan_asks_for(name: str, place: Place) -> None:
+    """It equals the same in a few lines of the library, and differs from the run that asks for nothing else."""
+    asked = ASKED[name]
+    tasks = carried_out(place, asked.row, **asked.size)
+    row = place.results.row(tasks["run"].name)
+    probs, labels, attacked = by_hand(tasks, place, asked)
+    right = probs.argmax(dim=1) == labels
+    assert row["nll"] == pytest.approx(float(-probs[torch.arange(IMAGES), labels].log().mean()), rel=1e-6)
+    assert row["accuracy"] == pytest.approx(100 * float(right.double().mean()))
+    assert row["accuracy_attacked"] == pytest.approx(100 * float(right[attacked].double().mean()))
+    assert row["attacked_share"] == pytest.approx(100 * float(attacked.double().mean()))
+    usual = place.results.row(carried_out(place, {})["run"].name)
+    assert (row["nll"] == usual["nll"]) == (name == "tent")
+
+
+EOT = {"name": "eot", "draws": 2, "steps": 5}
+
+
+def to_be_attacked(tasks: Mapping[str, Task], place: Place) -> Stream:
+    """A stream of which half is still to be attacked."""
+    sketch = excerpt(place.dataset().domain("sketch"), IMAGES, SEED)
+    return Stream([sketch], StreamSpec(**tasks["run"].definition["stream"]), [sketch.images])
+
+
+def test_a_live_attack_hits_the_images_that_the_stream_chooses(place: Place) -> None:
+    """Nearly every attacked image is misread. A model that does not adapt answers the others as before."""
+    tasks = carried_out(place, {"method": "none", "options": {}, "attack": EOT})
+    row = place.results.row(tasks["run"].name)
+    calm = [(b.images[~b.attacked], b.labels[~b.attacked]) for b in to_be_attacked(tasks, place)]
+    images, labels = map(torch.cat, zip(*calm, strict=True))
+    assert row["attack"] == "eot"
+    assert row["accuracy_attacked"] < 10
+    assert row["accuracy_clean"] == pytest.approx(accuracy(load(tasks["source"].path(place)), images, labels))
+    assert row["accuracy_clean"] > 10
+
+
+def test_a_live_attack_follows_the_updates(place: Place) -> None:
+    """Batch by batch it attacks the method as it has become, views and all."""
+    asked = {"predictor": "safer", "options": {"lr": 0.1}, "stream": {"batch": 8}, "attack": EOT}
+    tasks = carried_out(place, asked)
+    method = adapt(load(tasks["source"].path(place)), "tent", "safer", seed=SEED, lr=0.1)
+    probs = []
+    for number, batch in enumerate(to_be_attacked(tasks, place)):
+        with method.answering():
+            perturbed = eot_pgd(
+                method.predictor, batch.images, batch.labels, draws=2, steps=5, generator=generator(SEED, "eot", number)
+            )
+        attacked = (perturbed * 255).round().byte()
+        arrived = torch.where(batch.attacked.view(-1, 1, 1, 1), attacked, batch.images)
+        probs.append(method(arrived).probs[torch.arange(8), batch.labels].double())
+    row = place.results.row(tasks["run"].name)
+    assert row["nll"] == pytest.approx(float(-torch.cat(probs).log().mean()), rel=1e-6)

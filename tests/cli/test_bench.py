@@ -1,0 +1,149 @@
+"""`safer bench`, and the rows that it shares with `safer run`."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from safer_tta.bench.results import without
+from safer_tta.bench.study import prepare, states
+from safer_tta.bench.tasks import Place, execute
+from tests.bench.helpers import PLANS, image_folder
+
+SAME = """
+title = "Runs of every kind"
+[[grids]]
+rates = [0, 50]
+targets = ["two"]
+[[grids.rows]]
+label = "recommended"
+method = "tent"
+predictor = "safer-g"
+[[grids.rows]]
+label = "medians of a robust model, by classes"
+method = "pl"
+norm = "medbn"
+source = "robust"
+stream = { order = "correlated", batch = 4 }
+attack = { eps = 4, step = 1, steps = 3 }
+[[grids.rows]]
+label = "l2"
+predictor = "jpeg"
+attack = { norm = "l2", eps = 255 }
+[[grids.rows]]
+label = "live"
+method = "tent"
+predictor = "safer"
+attack = { name = "eot", steps = 2 }
+"""
+# What says the same to `safer run`. Method and predictor are left out where they are what is recommended.
+OPTIONS = {
+    "recommended": "",
+    "medians of a robust model, by classes": "--method pl --predictor plain --norm medbn --order correlated --batch 4 "
+    "--eps 4/255 --step 1/255 --attack-steps 3",
+    "l2": "--method none --predictor jpeg --attack-norm l2 --eps 1",
+    "live": "--predictor safer --attack eot --attack-steps 2",
+}
+
+
+@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+def same(request, tmp_path_factory):
+    """A plan that is carried out on a folder of images, and for every run what `safer run` is to be told."""
+    folder = tmp_path_factory.mktemp("same")
+    data = image_folder(folder / "data", ("one", "two"), ("cat", "dog"), images=6)
+    (folder / "same.toml").write_text(SAME)
+    place = Place(folder / "store", str(data), side=16, cache=folder / "cache")
+    size = {"architecture": "small", "steps": 2, "images": 8, "precision": request.param}
+    study = prepare(str(folder / "same.toml"), place, seeds=2, **size)
+    for task in study.tasks:
+        execute(task, place)
+    known, told = {task.name: task for task in study.tasks}, {}
+    for cell, name in zip(study.cells, study.runs, strict=True):
+        needs = [known[need] for need in known[name].needs]
+        (source,) = [need.path(place) for need in needs if need.kind == "source"]
+        surrogates = [need.path(place) for need in needs if need.kind == "surrogate"]
+        told[name] = ["--data", data, "--target", "two", "--model", source, "--images", 8, "--seed", cell.seed]
+        told[name] += ["--attack-rate", cell.attack_rate, "--precision", request.param]
+        told[name] += [word for path in surrogates for word in ("--surrogate", path)]
+        told[name] += OPTIONS[cell.row.label].split()
+    return study, place, told
+
+
+def test_safer_run_finds_the_rows_of_safer_bench(same, safer, monkeypatch):
+    _, place, told = same
+    monkeypatch.setenv("SAFER_CACHE", str(place.cache))
+    monkeypatch.setattr("safer_tta.bench.run.Record.add", lambda *_: pytest.fail("it was run again"))
+    for name, options in told.items():
+        ended = safer("run", *options, "--store", place.store, "--json")
+        assert ended.code == 0, ended.errors
+        assert json.loads(ended.output) == place.results.row(name)
+
+
+def test_safer_bench_finds_the_rows_of_safer_run(same, safer, monkeypatch, tmp_path):
+    study, place, told = same
+    monkeypatch.setenv("SAFER_CACHE", str(place.cache))
+    for name, options in told.items():
+        row = json.loads(safer("run", *options, "--store", tmp_path, "--json").output)
+        assert row["run"] == name
+        assert without(row) == without(place.results.row(name))
+    assert states(study, Place(tmp_path)) == {"done": len(study.runs)}
+
+
+def test_the_names_of_runs_differ(same):
+    study, _, told = same
+    assert len(told) == len(study.cells) == 4 * 2 * 2
+
+
+def test_plans_are_listed_shown_and_counted(safer, store, small, undisturbed):
+    listed = safer("bench", "list")
+    assert listed.code == 0
+    assert all(name in listed.output for name in PLANS)
+    assert json.loads(safer("bench", "list", "--json").output).keys() == set(PLANS)
+    dry = json.loads(safer("bench", small, "--quick", "--store", store, "--dry-run", "--json").output)
+    assert dry["runs"] == dry["done"] == 4
+    assert dry["seconds_on_one_worker"] == 0
+    assert json.loads(safer("bench", "status", small, "--quick", "--store", store, "--json").output)["done"] == 4
+
+
+@pytest.mark.parametrize("options", ["", "--weights none", "--weights none --architecture resnet18"])
+def test_a_quick_look_at_ones_own_folder_needs_no_weights(options, safer, tmp_path, monkeypatch):
+    monkeypatch.setenv("SAFER_CACHE", str(tmp_path / "cache"))
+    data = image_folder(tmp_path / "data", ("one", "two"), ("cat", "dog"), images=6)
+    quick = ("bench", "attack-rate", "--quick", "--dry-run", "--json", "--data", data, "--side", 16)
+    ended = safer(*quick, "--store", tmp_path / "store", *options.split())
+    assert ended.code == 0, ended.errors
+    assert json.loads(ended.output)["runs"] > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--workers", "-1"], "--workers"),
+        (["--seeds", "0"], "--seeds"),
+        (["--images", "-5"], "--images"),
+        (["--executor", "cloud"], "'cloud' is unknown.* local, ray"),
+        (["--sink", "cloud"], "'cloud' is unknown.* mlflow, tensorboard"),
+        (["--precision", "float8"], "float8"),
+        (["--device", "cuda"], "expected cpu"),
+        (["--device", "abacus"], "'abacus' is not a device"),
+    ],
+)
+def test_impossible_options_are_refused(options, said, safer, small, tmp_path):
+    if torch.cuda.is_available() and "cuda" in options:
+        pytest.skip("there is a GPU here")
+    ended = safer("bench", small, "--quick", "--store", tmp_path / "s", *options)
+    assert ended.code == 2
+    assert re.search(said, ended.errors)
+    assert not list(tmp_path.rglob("*.safetensors"))
+
+
+def test_a_process_ends_with_one_line_and_a_code():
+    command = [sys.executable, "-m", "safer_tta.cli", "bench", "mian"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    assert re.fullmatch(r"error: .*'mian' is unknown \(did you mean 'main'\?\).*\n", ended.stderr)

@@ -1,0 +1,179 @@
+"""Streams: which images are attacked, in which order images arrive, and what a stream is named after."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from safer_tta.data import DataError, Stream, StreamSpec, excerpt, open_dataset
+from safer_tta.errors import InvalidTypeError, InvalidValueError, UnknownNameError
+from tests.data.parts import domain
+
+
+def stream(clean=None, offset=9, **spec):
+    """Return a stream of one domain whose attacked copies are brighter by `offset`."""
+    clean = domain() if clean is None else clean
+    return Stream([clean], StreamSpec(**spec), [domain(len(clean), offset=offset).images])
+
+
+def attacked(batches):
+    return torch.cat([batch.attacked for batch in batches])
+
+
+def counts(batches):
+    return [int(batch.attacked.sum()) for batch in batches]
+
+
+@settings(max_examples=40, deadline=None)
+@given(count=st.integers(1, 150), batch=st.integers(1, 70), rate=st.integers(0, 100), seed=st.integers(0, 99))
+def test_exactly_the_asked_share_of_each_batch_is_attacked(count, batch, rate, seed):
+    seen = []
+    for images, labels, mask in stream(domain(count), offset=100, attack_rate=rate, batch=batch, seed=seed):
+        exact = rate / 100 * len(images)
+        assert math.floor(exact) <= int(mask.sum()) <= math.ceil(exact - 1e-9)
+        values = images[:, 0, 0, 0].int()
+        original = torch.where(mask, (values - 100) % 256, values)
+        assert torch.equal(original % 4, labels)
+        seen += original.tolist()
+    assert sorted(seen) == list(range(count))
+
+
+def test_a_higher_rate_attacks_the_same_images_and_more():
+    masks = [attacked(stream(attack_rate=rate, batch=20)) for rate in range(0, 101, 10)]
+    for less, more in itertools.pairwise(masks):
+        assert (less <= more).all()
+
+
+@pytest.mark.parametrize("batch", [1, 3, 64])
+def test_small_batches_keep_the_attack_rate(batch):
+    """A rate of 50 % attacks every other single image on average, and a higher rate attacks the same and more."""
+    sketch = open_dataset("synthetic", count=280).domain("sketch")
+
+    def mask(rate):
+        return attacked(Stream([sketch], StreamSpec(attack_rate=rate, batch=batch, seed=3), [sketch.images]))
+
+    shares = [float(mask(rate).double().mean()) for rate in (0, 25, 50, 75, 100)]
+    assert shares[0] == 0
+    assert shares[-1] == 1
+    assert all(abs(share - rate) < 0.1 for share, rate in zip(shares, (0, 0.25, 0.5, 0.75, 1), strict=True))
+    for low, high in ((5, 20), (20, 50), (50, 95)):
+        assert not (mask(low) & ~mask(high)).any()
+
+
+def test_bernoulli_draws_each_image():
+    found = counts(stream(domain(250), offset=3, attack_rate=20, draw="bernoulli", batch=25))
+    assert len(set(found)) > 1
+    assert 25 < sum(found) < 75  # four standard deviations about 50
+
+
+@pytest.mark.parametrize(("batch", "clean_batches"), [(10, 5), (20, 2), (100, 0)])
+def test_late_attacks_start_half_way(batch, clean_batches):
+    """The first half, rounded down to whole batches, is clean; then the asked share of every batch is attacked."""
+    found = counts(stream(attack_rate=30, draw="late", batch=batch))
+    assert found == [0] * clean_batches + [round(0.3 * batch)] * (len(found) - clean_batches)
+
+
+@pytest.mark.parametrize("order", ["shuffled", "correlated", "continual", "mixed"])
+def test_seeds_differ_in_order_and_in_attacked_images(order):
+    streams = [stream(order=order, attack_rate=30, batch=20, seed=seed) for seed in range(6)]
+    assert len({each.order.tobytes() for each in streams}) == 6
+    assert len({tuple(attacked(each).tolist()) for each in streams}) == 6
+
+
+def test_classes_take_turns_by_seed():
+    firsts = set()
+    for seed in range(6):
+        labels = next(iter(Stream([domain()], StreamSpec(order="correlated", batch=100, seed=seed)))).labels
+        firsts.add(tuple(labels.unique_consecutive().tolist()))
+    assert all(sorted(turn) == [0, 1, 2, 3] for turn in firsts)
+    assert len(firsts) > 2
+
+
+def test_orders():
+    two = [domain(60, name="a"), domain(40, name="b", offset=60)]
+
+    def labels(domains, order):
+        return torch.cat([batch.labels for batch in Stream(domains, StreamSpec(order=order))])
+
+    def values(order):
+        return torch.cat([batch.images[:, 0, 0, 0] for batch in Stream(two, StreamSpec(order=order))])
+
+    def changes(kinds):
+        return int((kinds[1:] != kinds[:-1]).sum())
+
+    assert changes(labels(two[:1], "shuffled")) > 20
+    assert changes(labels(two[:1], "correlated")) == 3
+    assert (values("continual")[:60] < 60).all()
+    assert (values("continual")[60:] >= 60).all()
+    assert not (values("mixed")[:60] < 60).all()
+    assert changes(labels(two, "mixed")) > 40  # unlike correlated ones
+
+
+def test_an_excerpt_is_drawn_by_a_seed_with_its_labels():
+    whole = domain()
+    one, again, other = (excerpt(whole, 30, seed) for seed in (1, 1, 2))
+    assert np.array_equal(one.images[:, 0, 0, 0] % 4, one.labels)  # as `domain` labels them
+    assert len(np.unique(one.images[:, 0, 0, 0])) == len(one) == 30
+    assert np.array_equal(one.images, again.images)
+    assert set(one.images[:, 0, 0, 0]) != set(other.images[:, 0, 0, 0])
+    assert one.content == again.content
+    assert len({whole.content, one.content, other.content, excerpt(whole, 20, 1).content}) == 4
+
+
+def test_a_stream_has_one_name_whatever_the_types_of_its_numbers():
+    names = {stream(attack_rate=r, seed=s).name for r in (50, 50.0, np.float32(50)) for s in (1, np.int64(1))}
+    assert len(names) == 1
+
+
+def test_a_stream_is_determined_by_its_manifest():
+    spec = {"attack_rate": 30, "seed": 5, "limit": 50, "batch": 16}
+    one, two = stream(**spec), stream(**spec)
+    assert one.manifest() == two.manifest()
+    assert one.name == two.name
+    assert all(torch.equal(a.images, b.images) for a, b in zip(one, two, strict=True))
+    assert sum(len(b.labels) for b in one) == 50
+    assert one.name != stream(**{**spec, "seed": 6}).name
+    assert one.name != stream(offset=10, **spec).name
+    assert len(one) == 4
+    for first in range(5):  # a run that resumes sees the batches that it would have seen
+        rest = zip(one.since(first), list(two)[first:], strict=True)
+        assert all(torch.equal(a, b) for left, right in rest for a, b in zip(left, right, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("spec", "error", "message"),
+    [
+        ({"order": "shufled"}, UnknownNameError, r"order 'shufled' is unknown \(did you mean 'shuffled'"),
+        ({"draw": "some"}, UnknownNameError, "draw 'some' is unknown; expected .*bernoulli"),
+        ({"attack_rate": 150.0}, InvalidValueError, "attack_rate is 150.0; expected .* 0 to 100"),
+        ({"batch": 0}, InvalidValueError, "batch is 0; expected .* at least 1"),
+        ({"limit": 0}, InvalidValueError, "limit is 0; expected .* at least 1"),
+        ({"batch": 2.5}, InvalidTypeError, "batch is 2.5; expected a whole number"),
+    ],
+)
+def test_invalid_settings_are_refused(spec, error, message):
+    with pytest.raises(error, match=message):
+        StreamSpec(**spec)
+
+
+@pytest.mark.parametrize(
+    ("domains", "copies", "message"),
+    [
+        ([domain()], None, "no attacked images came; make them first"),
+        ([domain(), domain()], None, "use continual or mixed"),
+        ([domain()], [domain(7).images], r"expected uint8 \(100, 3, 2, 2\)"),
+        ([domain()], [domain().images / 255], "Convert floats"),
+        ([domain()], [], "0 arrays for 1 domains; expected one each"),
+        (domain(), [domain().images], r"such as \[domain\]"),
+    ],
+)
+def test_domains_and_copies_that_do_not_fit_are_refused(domains, copies, message):
+    rate = 0 if len(domains) == 2 else 10
+    with pytest.raises(DataError, match=message):
+        Stream(domains, StreamSpec(attack_rate=rate), copies)

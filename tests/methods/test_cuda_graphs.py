@@ -1,0 +1,287 @@
+"""Test steps that the host does not wait for: their arithmetic on the CPU; graphs and prefetched views on CUDA."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+
+import pytest
+import torch
+
+import safer_tta
+from safer_tta._internal.optimizers import fuse
+from safer_tta.errors import InvalidValueError
+from safer_tta.methods import METHODS
+from safer_tta.methods._frame.cuda_graphs import EAGER, MOST_FLAGS
+from safer_tta.methods._frame.method import Method
+from tests.conftest import batches, needs_cuda, same, small_net
+
+REPEATING = sorted(name for name, method in METHODS.items() if method.repeats)
+SAFER = {"name": "safer", "views": 2}
+GATE = {"name": "safer-g", "views": 3}  # what it answers is not what methods learn from
+
+
+def fused(name: str, predictor: object = SAFER) -> Method:
+    method = safer_tta.adapt(small_net().double(), name, predictor, seed=0, validate=False)
+    fuse(method.optimizer, True)
+    return method
+
+
+def step(method: Method, images: torch.Tensor) -> safer_tta.Prediction:
+    """Adapt to a batch as on CUDA, where nothing waits for the device."""
+    with torch.enable_grad():
+        return method.accelerator.step(*method.draw_batch(images))
+
+
+def close(one: Method, other: Method, tolerance: float = 1e-6) -> None:
+    ours, theirs = one.state_dict(), other.state_dict()
+    assert ours.keys() == theirs.keys()
+    for name, tensor in ours.items():
+        torch.testing.assert_close(tensor.cpu(), theirs[name].cpu(), rtol=tolerance, atol=tolerance, msg=name)
+
+
+def test_repeating_methods_have_no_steps_of_their_own():
+    assert REPEATING == ["shot_im", "tent"]
+    for name in REPEATING:
+        assert METHODS[name].optimise is Method.optimise
+        assert METHODS[name].commit is Method.commit
+        assert METHODS[name].draw is Method.draw
+
+
+@pytest.mark.parametrize("name", REPEATING)
+@pytest.mark.parametrize("predictor", ["plain", SAFER, GATE])
+def test_asynchronous_steps_answer_and_learn_as_others_do(name, predictor):
+    """Double precision is needed here.
+
+    A bias before a batch norm has no gradient but rounding errors, of which Adam makes full steps.
+    """
+    ordinary, asynchronous = safer_tta.adapt(small_net().double(), name, predictor, seed=0), fused(name, predictor)
+    for images in batches(4):
+        expected, got = ordinary(images), step(asynchronous, images)
+        torch.testing.assert_close(got.probs, expected.probs, rtol=0, atol=1e-6)
+        assert got.report.pipelines == expected.report.pipelines
+        assert not got.probs.requires_grad
+    close(asynchronous, ordinary)
+
+
+@pytest.mark.parametrize("name", REPEATING)
+def test_an_unhealthy_batch_teaches_nothing_and_is_counted(name, caplog):
+    method = fused(name)
+    good = batches(3)
+    step(method, good[0])
+    before = method.state_dict()
+    broken = torch.full_like(good[0], float("nan"))
+    assert not torch.isfinite(step(method, broken).probs).all()
+    assert same(method.state_dict(), before)
+    assert method.refused["losses"] == 1
+    assert "1 batch" in caplog.text
+    assert torch.isfinite(step(method, good[1]).probs).all()
+    assert method.refused["losses"] == 1
+
+
+@pytest.mark.parametrize("name", REPEATING)
+def test_gradients_that_are_not_finite_teach_nothing_though_the_loss_is(name):
+    method, (first, second) = fused(name), batches(2)
+    step(method, first)
+    before = method.state_dict()
+    parameter = method.optimizer.param_groups[0]["params"][0]
+    hook = parameter.register_hook(lambda gradient: gradient * float("inf"))
+    assert torch.isfinite(step(method, second).probs).all()
+    hook.remove()
+    assert same(method.state_dict(), before)
+    assert method.refused["losses"] == 1
+
+
+@pytest.mark.parametrize("name", REPEATING)
+def test_nothing_is_left_of_steps_before_a_load_or_a_reset(name):
+    """The answers are the same each time, bit for bit; a broken batch leaves nothing either."""
+    method, stream = fused(name), batches(5)
+    answers = [step(method, images).probs for images in stream[:3]]
+    saved = method.state_dict()
+    step(method, torch.full_like(stream[0], torch.nan))
+    method.state.generator.set_state(saved["generator"])
+    answers += [step(method, images).probs for images in stream[3:]]
+    method.load_state_dict(saved)
+    assert all(torch.equal(step(method, images).probs, answers[3 + i]) for i, images in enumerate(stream[3:]))
+    method.reset()
+    assert all(torch.equal(step(method, images).probs, answers[i]) for i, images in enumerate(stream))
+
+
+def test_unhealthy_batches_are_counted_after_a_while_without_a_request(caplog):
+    method = fused("tent", "plain")
+    broken = torch.full((2, 3, 8, 8), float("nan"))
+    for _ in range(MOST_FLAGS + 6):
+        step(method, broken)
+    assert f"{MOST_FLAGS + 1} batch" in caplog.text
+    assert len(method.accelerator.flags) == 5
+    assert method.refused["losses"] == MOST_FLAGS + 6
+
+
+def test_a_copy_starts_with_no_steps_of_its_own():
+    method = fused("tent")
+    step(method, batches(1)[0])
+    assert method.accelerator.flags
+    twin = copy.deepcopy(method).accelerator
+    assert twin.method is not method
+    assert [*twin.flags, *twin.graphs, *twin.seen] == []
+
+
+def test_loading_writes_to_the_tensors_that_are_there():
+    """A graph keeps using the tensors it was captured with, so a load must not replace them."""
+    method = fused("tent")
+    stream = batches(3)
+    step(method, stream[0])
+    saved, generation = method.state_dict(), method.state.generation
+    moments = [id(t) for state in method.optimizer.state.values() for t in state.values()]
+    step(method, stream[1])
+    method.load_state_dict(saved)
+    assert [id(t) for state in method.optimizer.state.values() for t in state.values()] == moments
+    assert method.state.generation == generation
+    method.reset()  # to before the first step, where the optimiser had no tensors at all
+    assert method.state.generation == generation + 1
+
+
+# --- on CUDA ----------------------------------------------------------------------------------------------------------
+
+
+def on_cuda(name: str, predictor: object = SAFER, **options: object) -> Method:
+    return safer_tta.adapt(small_net(), name, predictor, seed=0, validate=False, **options).to("cuda")
+
+
+@needs_cuda
+@pytest.mark.parametrize("name", REPEATING)
+def test_a_model_that_is_on_cuda_already_is_adapted_there(name):
+    here, moved = safer_tta.adapt(small_net().cuda(), name, SAFER, seed=0, validate=False), on_cuda(name)
+    for images in batches(3):
+        torch.testing.assert_close(here(images).probs, moved(images).probs, rtol=0, atol=1e-5)
+
+
+@needs_cuda
+@pytest.mark.parametrize("name", ["tsd", "t3a"])
+def test_sums_on_cuda_do_not_depend_on_their_order(name):
+    one, other = on_cuda(name), on_cuda(name)
+    for images in batches(6):
+        assert torch.equal(one(images).probs, other(images).probs)
+
+
+def many(count: int) -> list[torch.Tensor]:
+    return [*batches(count), batches(1)[0][:3]]
+
+
+@needs_cuda
+@pytest.mark.parametrize("name", REPEATING)
+@pytest.mark.parametrize("predictor", ["plain", SAFER, GATE])
+@pytest.mark.parametrize("compile", [False, True])
+def test_cuda_learns_as_the_cpu_does(name, predictor, compile):
+    """Noise is left out, since its generators differ from device to device."""
+    calm = predictor if predictor == "plain" else {**predictor, "pipeline": {"preset": "released", "max_operators": 1}}
+    here, there = safer_tta.adapt(small_net(), name, calm, seed=0), on_cuda(name, calm, compile=compile)
+    assert there.accelerator.active
+    for images in many(EAGER + 4):
+        torch.testing.assert_close(there(images).probs.cpu(), here(images).probs, rtol=0, atol=2e-3)
+    assert bool(there.accelerator.graphs) == compile
+    if here.predictor.memory is not None:  # a graph writes into it too
+        torch.testing.assert_close(there.predictor.memory.seen.cpu(), here.predictor.memory.seen, rtol=0.02, atol=0.02)
+
+
+@needs_cuda
+@pytest.mark.parametrize("name", REPEATING)
+def test_a_graph_still_fits_after_a_load_a_reset_and_a_broken_batch(name):
+    eager, graphed = on_cuda(name), on_cuda(name, compile=True)
+    stream = batches(EAGER + 6)
+    broken = torch.full_like(stream[0], float("nan"))
+    for images in stream[: EAGER + 2]:
+        a, b = eager(images), graphed(images)
+    kept = b.probs.clone()
+    saved = graphed.state_dict()
+    for images in [broken, *stream[EAGER + 2 :]]:
+        a, b_next = eager(images), graphed(images)
+    torch.testing.assert_close(b_next.probs, a.probs, rtol=0, atol=2e-3)
+    assert torch.equal(b.probs, kept)  # an answer that was handed out does not change any more
+    assert graphed.refused["losses"] == 1 == eager.refused["losses"]
+    graphed.load_state_dict(saved)
+    assert not torch.isfinite(graphed(broken).probs).any()
+    assert same(graphed.state_dict(), saved)
+    graphed.load_state_dict(saved)
+    first = [graphed(images).probs for images in stream[EAGER + 2 :]]
+    graphed.load_state_dict(saved)
+    again = [graphed(images).probs for images in stream[EAGER + 2 :]]
+    for one, other in zip(first, again, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-5)
+    eager.reset()
+    graphed.reset()
+    for images in stream:
+        torch.testing.assert_close(graphed(images).probs, eager(images).probs, rtol=0, atol=2e-3)
+
+
+@needs_cuda
+@pytest.mark.parametrize("compile", [False, True])
+def test_prefetched_views_change_nothing(compile, tmp_path):
+    one, other = (on_cuda("tent", compile=compile) for _ in range(2))
+    stream = many(EAGER + 4)
+    calls = [one(images) for images in stream]
+    streamed = []
+    for number, prediction in enumerate(other.stream((images, 0) for images in stream)):
+        streamed.append(prediction)
+        if number == 2:
+            other.save(tmp_path / "state")  # with the next batch already drawn
+        if number == 3:
+            other.predict(stream[0])
+    for a, b in zip(calls, streamed, strict=True):
+        assert a.report.pipelines == b.report.pipelines
+        torch.testing.assert_close(b.probs, a.probs, rtol=0, atol=1e-3)
+    assert torch.equal(one.state_dict()["generator"], other.state_dict()["generator"])
+    back = on_cuda("tent", compile=compile).load(tmp_path / "state")
+    assert [back(images).report.pipelines for images in stream[3:]] == [p.report.pipelines for p in calls[3:]]
+
+
+@needs_cuda
+def test_a_stream_answers_the_batches_before_an_error():
+    def source():
+        yield from batches(2)
+        yield torch.zeros(2, 4, 8, 8)
+
+    answers = []
+    with pytest.raises(InvalidValueError, match="alpha channel"):
+        answers.extend(on_cuda("tent").stream(source()))
+    assert len(answers) == 2
+
+    def breaking():
+        yield from batches(2)
+        raise OSError("the camera is gone")
+
+    answers.clear()
+    with pytest.raises(OSError, match="camera"):
+        answers.extend(on_cuda("tent").stream(breaking()))
+    assert len(answers) == 2
+
+
+@needs_cuda
+@pytest.mark.parametrize("compile", [False, True])
+def test_a_step_does_not_wait_for_the_device(compile):
+    method = on_cuda("tent", compile=compile, precision="bfloat16")
+    stream = [images.cuda() for images in itertools.islice(itertools.cycle(batches(3)), 20)]
+    for images in stream:
+        method(images)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for images in stream:
+            method(images)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@needs_cuda
+def test_a_guard_waits_for_every_step():
+    assert not safer_tta.Guard(on_cuda("tent")).method.accelerator.active
+
+
+@needs_cuda
+def test_a_method_that_returns_to_the_cpu_adapts_there():
+    method = on_cuda("tent")
+    stream = batches(4)
+    method(stream[0])
+    method.to("cpu")
+    assert not method.accelerator.active
+    for images in stream[1:]:
+        assert torch.isfinite(method(images).probs).all()

@@ -1,0 +1,149 @@
+"""Test SAFER's predictor: few views, few images, chunks, and the options that it refuses."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+
+import safer_tta
+from safer_tta import Plain, Safer, pooling
+from safer_tta.errors import InvalidTypeError, InvalidValueError, UnknownNameError
+from safer_tta.methods import METHODS
+from tests.conftest import LEARNING, batches, learnt, small_net
+
+
+def chunked(chunk: int | None) -> dict[str, object]:
+    return {"name": "safer", "chunk": chunk}
+
+
+# --- few views, few images, few classes -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mixing", ["none", "sigmoid", "gate"])
+def test_without_views_it_is_the_plain_prediction(model, images, mixing):
+    model.eval()
+    plain, none = Plain(model)(images), Safer(model, views=0, mixing=mixing)(images)
+    assert torch.equal(plain.probs, none.probs)
+    assert torch.equal(plain.logits, none.logits)
+    assert torch.equal(plain.features, none.features)
+
+
+def test_with_one_view_the_answer_is_the_augmented_one(model, images):
+    model.eval()
+    prediction = Safer(model, views=1, seed=3)(images)
+    assert prediction.report.dropped == 0
+    assert torch.equal(prediction.probs, prediction.report.view_probs[1])
+
+
+def test_views_of_one_image_get_equal_weights_and_one_warning(model):
+    adapted = safer_tta.adapt(model, predictor="safer", seed=0)
+    with pytest.warns(UserWarning, match="one image") as caught:
+        prediction, *_ = list(adapted.stream(batches(3, size=1)))
+    assert len(caught) == 1
+    assert torch.allclose(prediction.report.weights, torch.full((5, 1), 0.2))
+    assert prediction.report.dropped == -1
+
+
+def test_a_rule_that_compares_no_views_does_not_warn_of_one_image(model):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        safer_tta.adapt(model, predictor={"name": "safer", "pool": "top1"}, seed=0)(batches(1, size=1)[0])
+
+
+@pytest.mark.parametrize("mixing", ["sigmoid", "gate"])
+@pytest.mark.parametrize("rule", pooling.RULES)
+def test_one_class_is_certain(rule, mixing, images):
+    predictor = {"name": "safer", "pool": rule, "mixing": mixing}
+    prediction = safer_tta.adapt(small_net(classes=1), predictor=predictor, seed=0)(images)
+    assert torch.allclose(prediction.probs, torch.ones(6, 1))
+
+
+# --- what is answered and reported ------------------------------------------------------------------------------------
+
+
+def test_mixing_changes_the_answer_but_not_the_features(model, images):
+    model.eval()
+    plain, mixed = (Safer(model, seed=0, mixing=mixing)(images) for mixing in ("none", "sigmoid"))
+    assert torch.equal(plain.features, mixed.features)
+    assert not torch.equal(plain.probs, mixed.probs)
+
+
+def test_a_report_holds_views_reliability_and_signals(model, images):
+    report = safer_tta.adapt(model, predictor="safer", seed=0)(images).report
+    assert report.suspicion is None
+    assert {name: figure.shape for name, figure in report.signals.items()} == {"feat_disagreement": (6,)}
+    assert report.reliability.shape == (5,)
+    assert len(report.pipelines) == 4
+    assert report.pipelines[0][0] == "gaussian_noise"
+
+
+def test_all_views_share_one_forward_pass_and_its_statistics(model, images):
+    calls = []
+    adapted = safer_tta.adapt(model, "bn", "safer", seed=0)
+    adapted.classifier.model.conv1.register_forward_hook(lambda m, x, y: calls.append(len(x[0])))
+    adapted(images)
+    assert calls == [30]
+
+
+# --- chunks -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", sorted(set(METHODS) - {"bn"}))
+def test_without_batch_statistics_chunks_change_nothing(method):
+    """Answers and lessons are those of all views at once; only TeSLA's policy is judged by the mean inputs of norms."""
+    net, stream = small_net(norm="group").double(), [x.double() for x in batches(3)]
+    whole, parts = (
+        safer_tta.adapt(net, method, chunked(chunk), seed=0, **LEARNING.get(method, {})) for chunk in (None, 7)
+    )
+    for a, b in zip(learnt(whole, stream), learnt(parts, stream), strict=True):
+        torch.testing.assert_close(b, a, rtol=0, atol=1e-6)
+    other = parts.state_dict()
+    for name, tensor in whole.state_dict().items():
+        if "policy" not in name:
+            torch.testing.assert_close(other[name], tensor, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("method", "passes"), [("pl", 1), ("shot_im", 1), ("tsd", 1), ("sotta", 1), ("tesla", 2), ("bn", 1)]
+)
+def test_recomputed_chunks_move_running_statistics_once(method, passes):
+    """A chunk that is computed again leaves statistics to its first pass.
+
+    SoTTA's second pass, at the worst point nearby, leaves them too. TeSLA's student sees a second view.
+    """
+    adapted = safer_tta.adapt(small_net(), method, chunked(10), seed=0, **LEARNING.get(method, {}))
+    learnt(adapted, batches(1))
+    assert int(adapted.classifier.model.norm1.num_batches_tracked) == 3 * passes  # 30 images in chunks of 10
+
+
+@pytest.mark.parametrize("method", ["tent", "eata", "sar", "cotta", "note", "rotta", "rdumb"])
+def test_other_methods_learn_in_chunks_too(method):
+    adapted = safer_tta.adapt(small_net(), method, chunked(10), seed=0, **LEARNING.get(method, {}))
+    assert all(torch.isfinite(answer).all() for answer in learnt(adapted, batches(2)))
+
+
+# --- options ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "says"),
+    [
+        ({"views": -1}, InvalidValueError, "views is -1; expected .* 0 or more"),
+        ({"views": True}, InvalidValueError, "views is True; expected .* 0 or more"),
+        ({"views": 2, "mixing": "gate"}, InvalidValueError, "views is 2, too few"),
+        ({"pool": "best"}, UnknownNameError, "cc_drop"),
+        ({"mixing": "soft"}, UnknownNameError, "sigmoid"),
+        ({"pipeline": ["gaussian_blur"]}, InvalidTypeError, "pipeline is list; expected .*Pipeline"),
+        ({"pipeline": "mine"}, UnknownNameError, "released"),
+        ({"pipeline": {"opertors": 2}}, InvalidTypeError, "pipeline has no option opertors.*'max_operators'"),
+        ({"chunk": 0}, InvalidValueError, "chunk is 0; expected"),
+        ({"chunk": -1}, InvalidValueError, "chunk is -1; expected"),
+        ({"chunk": True}, InvalidTypeError, "chunk is True; expected"),
+        ({"chunk": 1.5}, InvalidTypeError, "chunk is 1.5; expected"),
+    ],
+)
+def test_mistakes_are_refused(model, options, error, says):
+    with pytest.raises(error, match=says):
+        Safer(model, **options)

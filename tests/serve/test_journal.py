@@ -1,0 +1,58 @@
+"""What is kept on disk, and for how long."""
+
+from __future__ import annotations
+
+import sqlite3
+
+import torch
+
+from safer_tta.serve.journal import Journal, Stream
+from tests.serve.helpers import CHEAP, engine_of, pictures, send
+
+
+def test_the_last_256_answers_are_kept(source_file, tmp_path):
+    (image,) = pictures(1, 1)
+    with engine_of(source_file, tmp_path, "a", "other", **CHEAP) as made:
+        send(made, image, "other")
+        for number in range(1, 260):
+            send(made, image, key=f"k{number}")
+        assert [report["number"] for report in made.journal.reports("local/a", 1000)] == list(range(4, 260))
+        assert made.journal.answer("local/a", "k3") is None
+        assert made.journal.answer("local/a", "k4") is not None
+        assert made.journal.label("local/a", 3, [0]) is None
+        assert len(made.journal.reports("local/other", 1000)) == 1
+
+
+def test_the_last_ten_thousand_events_are_kept(tmp_path):
+    journal = Journal(tmp_path, "v")
+    events = [(float(number), "anna", "a", "freeze") for number in range(10_020)]
+    with sqlite3.connect(journal.path) as database:
+        insert = "insert into audit (time, owner, stream, what) values (?, ?, ?, ?)"
+        database.executemany(insert, [(0.0, "bert", "b", "reset"), *events])
+    journal.create(Stream("anna", "new", 0.0, 0.0, {"x": torch.zeros(1)}, 0))
+    kept = journal.audit("anna", 100_000)
+    assert (len(kept), kept[0]["what"], kept[-1]["time"]) == (10_000, "created", 21.0)
+    assert [event["what"] for event in journal.audit("bert")] == ["reset"]  # busy owners displace only their own events
+    journal.close()
+
+
+def test_a_deleted_stream_leaves_only_its_audit(source_file, tmp_path):
+    batches = pictures(9, 2)
+    with engine_of(source_file, tmp_path, "a", "other") as made:
+        send(made, batches[0], "other")
+        for number, images in enumerate(batches):
+            send(made, images, key=f"k{number}")
+        made.delete("local/a").result()
+        with sqlite3.connect(made.journal.path) as database:
+            for table, column in (("streams", "id"), ("snapshots", "stream"), ("answers", "stream")):
+                assert {row[0] for row in database.execute(f"select {column} from {table}")} <= {"local/other"}
+        made.create("local", "a").result()
+        assert made.journal.reports("local/a", 100) == []
+        assert send(made, batches[1], key="k0")["number"] == 1  # the keys of the old one are forgotten
+
+
+def test_the_journal_waits_for_the_disk(tmp_path):
+    """An answer must survive a power cut, which a test cannot cause; SQLite says what it waits for (2: full)."""
+    journal = Journal(tmp_path, "v")
+    assert journal._database.execute("pragma synchronous").fetchone() == (2,)
+    journal.close()

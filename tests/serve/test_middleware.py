@@ -1,0 +1,119 @@
+"""Who may use the service: tokens, pages of other sites, addresses, security headers."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterable
+
+import httpx
+import pytest
+
+from safer_tta.client import ServiceError
+from safer_tta.errors import InvalidValueError
+from safer_tta.serve.limits import Refused
+from safer_tta.serve.server import check_address
+from safer_tta.serve.tokens import Tokens
+from tests.serve.helpers import ANNA, BERT, TOKENS, client, pictures, serving
+
+
+@pytest.fixture(scope="module")
+def guarded(source_file, tmp_path_factory):
+    """A service with two owners."""
+    folder = tmp_path_factory.mktemp("tokens")
+    (folder / "tokens.json").write_text(json.dumps({"anna": "a" * 20, "bert": "b" * 20}))
+    with serving(source_file, folder / "served", "--tokens", str(folder / "tokens.json")) as running:
+        yield running
+
+
+def test_owners_see_only_their_own_streams(guarded):
+    with client(guarded, "a" * 20) as anna, client(guarded, "b" * 20) as bert:
+        anna.create("mine")
+        with pytest.raises(ServiceError, match="no stream"):
+            bert.stream("mine")
+        bert.create("mine")  # a name is taken only for its owner
+        assert [s["owner"] for s in bert.streams()] == ["bert"]
+        anna.send("mine", pictures(1, 2)[0])
+        assert bert.stream("mine")["batches"] == 0
+        assert {e["owner"] for e in bert.audit()} == {"bert"}
+
+
+def test_requests_without_a_token_are_refused(guarded):
+    for header in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic " + "a" * 20}):
+        for path in ("/v1/streams", "/v1/model", "/v1/audit"):
+            answer = httpx.get(guarded.url + path, headers=header)
+            assert answer.status_code == 401
+            assert answer.headers["WWW-Authenticate"] == "Bearer"
+    assert httpx.get(guarded.url + "/healthz").status_code == 200
+
+
+def test_without_a_token_nothing_is_read(guarded):
+    """The request is refused before its body or its headers fill the memory."""
+    for content in (b"{", b"x" * 10_000_000):
+        assert httpx.post(guarded.url + "/v1/streams", content=content).status_code == 401
+    with socket.create_connection(("127.0.0.1", guarded.port), timeout=10) as line:
+        assert is_cut_off(line, [b"GET / HTTP/1.1\r\n", *[b"X: " + b"x" * 1000 + b"\r\n"] * 1000])
+    assert httpx.get(guarded.url + "/healthz").status_code == 200
+
+
+def is_cut_off(line: socket.socket, parts: Iterable[bytes]) -> bool:
+    """Return whether the other side ends an endless request; if it keeps reading, the socket times out."""
+    try:
+        for part in parts:
+            line.sendall(part)
+        return line.recv(100).startswith(b"HTTP/1.1 4") or line.recv(1) == b""
+    except ConnectionError:  # it has closed before the request was sent
+        return True
+
+
+def test_invalid_token_files_are_refused(tmp_path):
+    same = '{"a": "0123456789abcdef", "b": "0123456789abcdef"}'
+    blank = '{"a": "                    "}'
+    for content in ("", "[]", "{}", '{"a/b": "0123456789abcdef"}', '{"a": "short"}', same, blank):
+        (tmp_path / "tokens.json").write_text(content)
+        with pytest.raises(InvalidValueError, match="expected"):
+            Tokens.read(tmp_path / "tokens.json")
+
+
+def test_a_token_is_compared_to_its_end():
+    for number in range(3000):
+        with pytest.raises(Refused):
+            TOKENS.owner(f"Bearer {'a' * 19}{number}")
+    assert [TOKENS.owner(header["Authorization"]) for header in (ANNA, BERT)] == ["anna", "bert"]
+
+
+def test_pages_of_other_sites_are_refused(server):
+    """They get no answer by a request that a browser sends for them, nor under a host name that leads here."""
+    for headers in (
+        {"Origin": "https://evil.example"},
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Site": "same-site"},
+        {"Host": "evil.example"},
+        {"Host": f"evil.example:{server.port}", "Origin": "http://evil.example"},
+    ):
+        for verb in ("get", "post"):
+            assert httpx.request(verb, server.url + "/v1/streams", headers=headers).status_code == 403, headers
+    own = {"Origin": server.url, "Sec-Fetch-Site": "same-origin"}
+    assert httpx.get(server.url + "/v1/streams", headers=own).status_code == 200
+
+
+def test_addresses_beyond_this_machine_need_tokens():
+    for host in ("127.0.0.1", "::1", "localhost"):
+        check_address(host, Tokens())
+    for host in ("0.0.0.0", "192.168.1.5", "example.org"):
+        with pytest.raises(InvalidValueError, match="--tokens"):
+            check_address(host, Tokens())
+        check_address(host, Tokens({"a": "0123456789abcdef"}))
+
+
+def test_every_answer_has_security_headers(server):
+    for path in ("/", "/docs", "/v1/streams", "/nothing", "/metrics", "/dashboard/dashboard.js"):
+        headers = httpx.get(server.url + path).headers
+        assert headers["x-content-type-options"] == "nosniff"
+        assert "default-src 'none'" in headers["content-security-policy"]
+        assert "server" not in headers
+
+
+def test_no_path_reaches_other_files(server):
+    for name in ("../app.py", "..%2fapp.py", "%2e%2e/app.py", "index.html", "/etc/passwd", "%2fetc%2fpasswd"):
+        assert httpx.get(f"{server.url}/dashboard/{name}").status_code == 404

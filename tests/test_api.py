@@ -1,0 +1,115 @@
+"""Test `adapt`: what it leaves alone, what it accepts as a predictor, and which mistakes it refuses."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import safer_tta
+from safer_tta import AdaptiveMixing, Classifier, Plain, Safer
+from safer_tta.errors import InvalidTypeError, InvalidValueError, UnknownNameError
+from tests.conftest import batches, classifier, small_net
+
+
+def test_the_callers_model_stays_as_it_is(model, images):
+    kept = copy.deepcopy(model.state_dict())
+    adapted = safer_tta.adapt(model)
+    prediction = adapted(images)
+    assert prediction.labels.shape == (6,)
+    assert all(torch.equal(t, kept[n]) for n, t in model.state_dict().items())
+    assert all(p.requires_grad for p in model.parameters())
+    assert model.training
+
+
+def test_copy_false_adapts_the_callers_model(model, images):
+    before = model.norm1.weight.clone()
+    safer_tta.adapt(model, copy=False)(images)
+    assert not torch.equal(model.norm1.weight, before)
+
+
+def test_learning_does_not_reach_into_the_callers_graph(model, images):
+    scale = torch.ones(1, requires_grad=True)
+    safer_tta.adapt(model, seed=0)(images * scale)
+    assert scale.grad is None
+
+
+def test_ordinary_use_prints_and_warns_nothing(model, capfd):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        list(safer_tta.adapt(model, seed=0).stream(batches(2)))
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_predictor_is_a_name_a_dict_or_an_object(model, images):
+    options = {"views": 2, "pool": "cc", "mixing": AdaptiveMixing(curve="step")}
+    by_dict = safer_tta.adapt(model, predictor={"name": "safer", **options}, seed=3)
+    by_object = safer_tta.adapt(model, predictor=Safer(model, 2, "cc", "step"), seed=3)
+    assert torch.equal(by_dict(images).probs, by_object(images).probs)
+    assert by_dict(images).report.weights.shape == (3, 6)
+    named, given = (safer_tta.adapt(model, predictor=p, seed=3) for p in ("safer", Safer(model)))
+    assert torch.equal(named(images).probs, given(images).probs)
+
+
+def test_a_predictor_given_twice_is_not_shared(model, images):
+    predictor = Safer(model, seed=5)
+    one, two = (safer_tta.adapt(model, predictor=predictor, validate=False) for _ in range(2))
+    assert torch.equal(one(images).probs, two(images).probs)
+    assert predictor.validate
+
+
+def test_torchs_seed_decides_unless_one_is_given(model, images):
+    answers = []
+    for _ in range(2):
+        torch.manual_seed(4)
+        answers.append(safer_tta.adapt(model)(images).probs)
+    assert torch.equal(*answers)
+
+
+def test_a_classifier_is_accepted_as_the_model(images):
+    assert safer_tta.adapt(classifier(), seed=0)(images).probs.shape == (6, 5)
+
+
+def test_mean_std_and_head_are_those_of_a_classifier(model, images):
+    options = {"mean": (0.5, 0.4, 0.3), "std": 0.3, "head": "fc"}
+    by_hand = safer_tta.adapt(Classifier(model, **options), "none", "plain")
+    adapted = safer_tta.adapt(model, "none", "plain", **options)
+    assert torch.equal(adapted(images).probs, by_hand(images).probs)
+    assert not torch.equal(adapted(images).probs, safer_tta.adapt(model, "none", "plain")(images).probs)
+
+
+def test_the_normalisation_of_a_given_predictor_is_used(model, images):
+    predictor = Plain(Classifier(model.eval(), mean=0.4, std=0.3))
+    adapted = safer_tta.adapt(model, "none", predictor)
+    assert torch.equal(adapted(images).probs, predictor(images, track=False).probs)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "says"),
+    [
+        ({"method": "tnet"}, UnknownNameError, "did you mean 'tent'"),
+        ({"method": "tent+medbn"}, UnknownNameError, "expected one of .*tent"),
+        ({"norm": "batch"}, UnknownNameError, "medbn"),
+        ({"predictor": "saver"}, UnknownNameError, "did you mean 'safer'"),
+        ({"predictor": True}, InvalidTypeError, "predictor is True; expected a name"),
+        ({"predictor": {"views": 2}}, InvalidTypeError, "expected a name"),
+        ({"predictor": {"name": "safer", "seed": 1}, "seed": 2}, InvalidValueError, "one of them"),
+        ({"predictor": {"name": "safer", "pol": "mean"}}, InvalidTypeError, "no option pol .*'pool'.*views"),
+        ({"predictor": {"name": "jpeg", "quality": 3}}, InvalidTypeError, "'jpeg' has no option quality; it has none"),
+        ({"rate": 1}, InvalidTypeError, "tent has no option rate; expected some of lr"),
+        ({"method": "none", "lr": 1}, InvalidTypeError, "none has no option lr; it has none"),
+        ({"lr": -1.0}, InvalidValueError, "lr is -1.0; expected a positive number"),
+        ({"precision": "float8"}, UnknownNameError, "expected one of .*bfloat16"),
+        ({"model": "resnet18"}, InvalidTypeError, "nn.Module"),
+        ({"model": classifier(), "mean": 0.5, "std": 0.5}, InvalidValueError, "is a Classifier already"),
+        ({"model": small_net(norm="group"), "norm": "medbn"}, InvalidValueError, "no batch-norm"),
+        ({"model": small_net(norm="group"), "method": "bn"}, InvalidValueError, "no batch-norm"),
+        ({"model": nn.Sequential(nn.Conv2d(3, 4, 1), nn.Flatten())}, InvalidValueError, "no head found"),
+    ],
+)
+def test_mistakes_are_refused(model, options, error, says):
+    with pytest.raises(error, match=says):
+        safer_tta.adapt(**{"model": model, **options})

@@ -1,0 +1,53 @@
+"""The attacker's model, and the attacked copies that are made with it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from safer_tta.data import ArrayStore, excerpt
+from safer_tta.errors import InvalidValueError
+from safer_tta.training import attacked_copies, load, surrogate_recipe, train_surrogate
+from safer_tta.training.trainer import accuracy
+
+
+def change(copies, domain):
+    return np.abs(copies.astype(int) - domain.images).max()
+
+
+def test_attacked_copies_fool_the_surrogate_and_are_made_once(data, tmp_path):
+    sketch = data.domain("sketch")
+    surrogate = train_surrogate(sketch, surrogate_recipe("synthetic", steps=60, batch=32), tmp_path / "s")
+    store = ArrayStore(tmp_path / "a")
+    attacked = attacked_copies(sketch, surrogate, store, source="s")
+    assert change(attacked, sketch) == 8
+    assert accuracy(surrogate, sketch.images, sketch.labels) > 60
+    assert accuracy(surrogate, attacked, sketch.labels) < 5
+    assert change(attacked_copies(sketch, surrogate, store, source="s", threat={"eps": 4 / 255}), sketch) == 4
+    attacked_copies(sketch, surrogate, store, source="s", tick=lambda *_: pytest.fail("made again"))
+    assert len(list((tmp_path / "a").iterdir())) == 2
+    with pytest.raises(InvalidValueError, match="8/255"):
+        attacked_copies(sketch, surrogate, store, source="s", threat={"eps": 8})
+
+
+def test_copies_depend_on_surrogate_seed_images_and_threat(data, trained, tmp_path):
+    """A store never returns copies that another attacker made, or copies of other images."""
+    few, other = (excerpt(data.domain("sketch"), 4, seed) for seed in (0, 1))
+    surrogate, threat, store = load(trained), {"steps": 1}, ArrayStore(tmp_path)
+    asked = [
+        (few, {"source": "one"}),
+        (few, {"source": "another"}),
+        (few, {"source": "one", "seed": 1}),
+        (other, {"source": "one"}),
+        (few, {"source": "one", "threat": {"steps": 2}}),
+    ]
+    made = [attacked_copies(domain, surrogate, store, **{"threat": threat, **how}) for domain, how in asked]
+    assert len(list(tmp_path.iterdir())) == len(asked)
+    assert not np.array_equal(made[0], made[2]), "another seed is another random start"
+    for (domain, _), copies in zip(asked, made, strict=True):
+        assert change(copies, domain) <= 8
+
+
+def test_a_live_attack_makes_no_copies(data, trained, tmp_path):
+    with pytest.raises(InvalidValueError, match=r"'eot' goes through the deployed predictor.*; expected"):
+        attacked_copies(data.domain("sketch"), load(trained), ArrayStore(tmp_path), source="s", attack="eot")
