@@ -276,7 +276,7 @@ TABLES: dict[str, Table | Listing | Signals | Paper | Repeated | Choices | Soak]
         2,
     ),
     "gate-views": Choices(
-        Table("pacs", around("tent", " + SAFER", " + SAFER-G"), RATES, USUAL, seeds=["0", "2", "3"]),
+        Table("pacs", around("tent", *GATED), RATES, USUAL, seeds=["0", "2", "3"]),
         {
             "Tent + SAFER on the views of SAFER-G": ("SAFER's own pooling on the gate's views", "pacs"),
             "Tent + SAFER-G without memory": ("no memory", "pacs"),
