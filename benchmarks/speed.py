@@ -250,7 +250,8 @@ def memory(o: argparse.Namespace) -> Iterator[Row]:
     found = {name: peak(o, predictor) for name, predictor in cases.items()}
     for name, megabytes in found.items():
         row = {"what": name, "batch": o.batch, "side": o.side, "peak_mb": megabytes}
-        yield {**row, "ratio": megabytes / found["plain"]}
+        # A tiny plain step may need no memory beyond what was there.
+        yield {**row, "ratio": megabytes / found["plain"]} if found["plain"] else row
 
 
 def peak(o: argparse.Namespace, predictor: Any) -> float:

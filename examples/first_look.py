@@ -9,7 +9,7 @@ from torch import Tensor
 import safer_tta
 from safer_tta.data import open_dataset
 from safer_tta.models import zoo
-from safer_tta.training.backbone import SHIPPED
+from safer_tta.training import SHIPPED
 
 BATCH = 32
 

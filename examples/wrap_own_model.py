@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import safer_tta
 from safer_tta.data import Batch, Dataset, Stream, StreamSpec, open_dataset
 from safer_tta.models import zoo
-from safer_tta.training.backbone import SHIPPED
+from safer_tta.training import SHIPPED
 
 TARGET = "painting"
 

@@ -1,7 +1,6 @@
 """Small models and images that every test room uses."""
 
-from __future__ import annotations
-
+import functools
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -38,19 +37,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("cuda")
 
 
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    _note_skip(report)
-
-
-def pytest_collectreport(report: pytest.CollectReport) -> None:
-    _note_skip(report)
-
-
-def _note_skip(report: pytest.TestReport | pytest.CollectReport) -> None:
+def pytest_runtest_logreport(report: pytest.TestReport | pytest.CollectReport) -> None:
     if report.skipped and not hasattr(report, "wasxfail"):
         reason = str(report.longrepr[2]).removeprefix("Skipped: ")
         if reason not in SKIPS:
             surprises.append(f"{report.nodeid}: {reason}")
+
+
+pytest_collectreport = pytest_runtest_logreport
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -69,6 +63,7 @@ CHROMIUM_FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-back
 
 CLASSES = 5
 SMOOTHING = {"gaussian_blur", "fft_low_pass"}  # the SPEC: every pipeline contains at least one of these
+NORMS = {"batch": nn.BatchNorm2d, "group": lambda channels: nn.GroupNorm(1, channels), "none": nn.Identity}
 
 # One thread, so that sums come out the same to the last bit in whichever thread of a service they are made; and `make
 # test` has one process for each core anyway.
@@ -79,12 +74,12 @@ os.environ["OMP_NUM_THREADS"] = "1"  # of the processes that tests start
 class SmallNet(nn.Module):
     """Two convolutions, batch norm, a linear head: everything a method touches, in milliseconds."""
 
-    def __init__(self, classes: int = CLASSES, norm: type[nn.Module] | str = "batch") -> None:
+    def __init__(self, classes: int = CLASSES, norm: str = "batch") -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(3, 8, 3, stride=2, padding=1)
-        self.norm1 = _norm(norm, 8)
+        self.norm1 = NORMS[norm](8)
         self.conv2 = nn.Conv2d(8, 16, 3, stride=2, padding=1)
-        self.norm2 = _norm(norm, 16)
+        self.norm2 = NORMS[norm](16)
         self.dropout = nn.Dropout(0.5)
         self.fc = nn.Linear(16, classes)
 
@@ -92,12 +87,6 @@ class SmallNet(nn.Module):
         x = torch.relu(self.norm1(self.conv1(x)))
         x = torch.relu(self.norm2(self.conv2(x)))
         return self.fc(self.dropout(x.mean(dim=(2, 3))))
-
-
-def _norm(kind: str, channels: int) -> nn.Module:
-    if kind == "batch":
-        return nn.BatchNorm2d(channels)
-    return nn.GroupNorm(1, channels) if kind == "group" else nn.Identity()
 
 
 def small_net(classes: int = CLASSES, norm: str = "batch", seed: int = 0) -> SmallNet:
@@ -114,17 +103,17 @@ def small_net(classes: int = CLASSES, norm: str = "batch", seed: int = 0) -> Sma
 
 def batches(count: int, size: int = 6, side: int = 24, seed: int = 1) -> list[Tensor]:
     """Noise over a colour of its own: images that a random network tells apart."""
-    generator = torch.Generator().manual_seed(seed)
+    draw = functools.partial(torch.rand, generator=torch.Generator().manual_seed(seed))
+    return [0.3 * draw(size, 3, side, side) + 0.7 * draw(size, 3, 1, 1) for _ in range(count)]
 
-    def uniform(*shape: int) -> Tensor:
-        return torch.rand(size, 3, *shape, generator=generator)
 
-    return [0.3 * uniform(side, side) + 0.7 * uniform(1, 1) for _ in range(count)]
+def identical(one: Mapping[str, Tensor], other: Mapping[str, Tensor], but: str = "") -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[n], other[n]) for n in one if n != but)
 
 
 def same(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
     """Whether two states are, but for the generator: a batch that teaches nothing moves it too."""
-    return one.keys() == other.keys() and all(torch.equal(one[n], other[n]) for n in one if n != "generator")
+    return identical(one, other, but="generator")
 
 
 @pytest.fixture
@@ -147,6 +136,14 @@ def source_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def classifier(**options: object) -> safer_tta.Classifier:
     return safer_tta.Classifier(small_net(**options))  # type: ignore[arg-type]
+
+
+def adapt_small(method: str = "tent", predictor: object = "plain", **options: object) -> safer_tta.Method:
+    return safer_tta.adapt(small_net(), method, predictor, seed=0, **options)
+
+
+def overflow_gradients(adapted: safer_tta.Method | safer_tta.Guard) -> torch.utils.hooks.RemovableHandle:
+    return adapted.classifier.model.norm1.weight.register_hook(lambda gradient: gradient * torch.inf)
 
 
 def photographs(count: int = 6, side: int = 60, kind: str = "*") -> Tensor:

@@ -1,7 +1,5 @@
 """Print the shape of the package, and fail if it breaks a rule: `python tests/house.py`, a part of `make lint`."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys

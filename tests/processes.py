@@ -1,7 +1,5 @@
 """Processes that tests start. They are forked from one that has imported the library, so they start in milliseconds."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import multiprocessing
@@ -74,6 +72,12 @@ def good(*arguments: object, **options: Any) -> Any:
     return json.loads(result.stdout)
 
 
+def python(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run another Python and return what it printed and its exit code."""
+    command, environment = [sys.executable, *arguments], {**os.environ, **env}
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+
+
 def gate(connection: Connection) -> Callable[..., None]:
     """Return a tick that reports how far work is, and waits until it may continue."""
 
@@ -85,15 +89,9 @@ def gate(connection: Connection) -> Callable[..., None]:
 
 
 def kill_and_finish(work: Callable[..., object], *arguments: Any, moments: Sequence[int]) -> list[int]:
-    """Kill work soon after each of these moments, and then let it end.
+    """Kill work soon after each of these moments, then let it end; return what every process reported first.
 
-    Args:
-        work: A function of the arguments and of a connection, which it gives to `gate`.
-        *arguments: The arguments.
-        moments: How far the work is when it is killed.
-
-    Returns:
-        What every process reported first.
+    The work is a function of the arguments and of a connection, which it gives to `gate`.
     """
     first = []
     for moment in (*moments, sys.maxsize):

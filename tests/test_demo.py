@@ -1,26 +1,22 @@
-"""The demo's claim, on real computations: adaptation collapses under attack, and SAFER wins most of it back."""
-
-from __future__ import annotations
-
 import json
 import re
 
 import pytest
 
 from safer_tta import demo as demos
-from safer_tta.demo import WAYS, Demo, run_demo
+from safer_tta.demo import WAYS, run_demo
 from tests.processes import good
 
 IMAGES, RATES = 320, (0, 50, 100)
 
 
 @pytest.fixture(scope="module")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
+def demo(tmp_path_factory):
     """The demo with a third of its images, at the three rates of its table."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(demos, "IMAGES", IMAGES)
         patch.setattr(demos, "RATES", RATES)
-        return run_demo(tmp_path_factory.mktemp("demo"))
+        yield run_demo(tmp_path_factory.mktemp("demo"))
 
 
 @pytest.mark.timeout(900)
@@ -58,8 +54,6 @@ def test_the_page_needs_no_network_and_shows_the_dropped_view(demo):
 
 
 def test_asked_again_nothing_is_computed_twice(demo, monkeypatch):
-    monkeypatch.setattr(demos, "IMAGES", IMAGES)
-    monkeypatch.setattr(demos, "RATES", RATES)
     monkeypatch.setattr("safer_tta.training.trainer._Training.run", lambda *_: pytest.fail("trained again"))
     monkeypatch.setattr("safer_tta.bench.run.Record.add", lambda *_: pytest.fail("ran again"))
     again = run_demo(demo.page.parent)
@@ -68,12 +62,8 @@ def test_asked_again_nothing_is_computed_twice(demo, monkeypatch):
 
 def test_safer_run_finds_the_rows_of_the_demo(demo):
     folder = demo.page.parent
-    models = [
-        "--model",
-        folder / "source-sketch-0.safetensors",
-        "--surrogate",
-        folder / "surrogate-sketch-0.safetensors",
-    ]
+    source, surrogate = (folder / f"{kind}-sketch-0.safetensors" for kind in ("source", "surrogate"))
+    models = ["--model", source, "--surrogate", surrogate, "--target", "sketch"]
     for rate in (0, 100):
-        options = ["--target", "sketch", "--store", folder, "--images", IMAGES, "--attack-rate", rate]
-        assert good("run", *options, *models) == demo.rows["Tent + SAFER-G", rate]  # times of its steps included
+        options = [*models, "--store", folder, "--images", IMAGES, "--attack-rate", rate]
+        assert good("run", *options) == demo.rows["Tent + SAFER-G", rate]  # times of its steps included

@@ -1,12 +1,6 @@
-"""`safer doctor`: what it finds on this machine, and on machines with known problems."""
-
-from __future__ import annotations
-
 import json
 import os
 import re
-import subprocess
-import sys
 import tomllib
 from collections import Counter
 from pathlib import Path
@@ -14,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from safer_tta import doctor
-from tests.processes import safer
+from tests.processes import python, safer
 
 MARKS = {"good": " ", "note": "!", "bad": "✗"}
 
@@ -30,14 +24,9 @@ def test_every_check_ends_in_a_finding():
 
 @pytest.mark.parametrize("broken", [False, True])
 def test_the_commands_agree_and_fail_if_something_is_bad(tmp_path, broken):
-    """All is well on this machine but perhaps torchvision, which is ours."""
     package(tmp_path, "torchvision", "import nothing_of_that_name" if broken else "")
     environment = {"PYTHONPATH": python_path(tmp_path), "SAFER_CACHE": str(tmp_path / "cache")}
-    plain = subprocess.run(
-        [sys.executable, "-m", "safer_tta.doctor"],
-        capture_output=True, text=True, check=False, env={**os.environ, **environment},
-    )  # fmt: skip
-    runs = [safer("doctor", **environment), plain]
+    runs = [safer("doctor", **environment), python("-m", "safer_tta.doctor", **environment)]
     listed = safer("doctor", "--json", **environment)
     assert {run.returncode for run in (listed, *runs)} == {int(broken)}
     found = json.loads(listed.stdout)
@@ -72,7 +61,6 @@ def python_path(folder):
     ],
 )
 def test_a_torchvision_that_does_not_fit_is_reported(tmp_path, monkeypatch, body, state, advice):
-    """It is broken in the usual way, in another way, and not at all."""
     package(tmp_path, "torchvision", body)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", python_path(tmp_path))

@@ -1,7 +1,5 @@
 """Test how mixings are made and which way their signals point; tests/parity has their formulas."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -42,7 +40,7 @@ def test_options_that_cannot_work_are_refused(options, error, says):
     ("given", "error", "says"),
     [
         ("soft", UnknownNameError, "sigmoid"),
-        ({"name": "soft"}, UnknownNameError, "sigmoid"),
+        ({"name": "soft"}, UnknownNameError, "gate.*sigmoid"),
         ({"name": "gate", "taus": 1}, InvalidTypeError, "mixing 'gate' has no option taus; expected some of cost"),
         (True, InvalidTypeError, "mixing is True; expected one of .*sigmoid"),
         (None, InvalidTypeError, "mixing is None; expected one of .*none"),

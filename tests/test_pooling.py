@@ -1,7 +1,5 @@
 """Test pooling rules at their edges; tests/parity compares them with the paper's formulas."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -9,10 +7,7 @@ from hypothesis import strategies as st
 
 from safer_tta import AdaptiveMixing, pooling
 from safer_tta.errors import InvalidValueError, UnknownNameError
-
-
-def seeded(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
+from tests.contract.parts import generator as seeded
 
 
 def test_views_share_equally_if_all_reliabilities_are_negative():

@@ -27,34 +27,12 @@ logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 __all__ = [  # noqa: RUF022 - in groups
     # What users call.
-    "Classifier",
-    "Guard",
-    "Method",
-    "Prediction",
-    "SaferError",
-    "adapt",
-    "keep_freed_memory",
+    "Classifier", "Guard", "Method", "Prediction", "SaferError", "adapt", "keep_freed_memory",
     # What is configured or extended.
-    "AdaptiveMixing",
-    "Defended",
-    "Gate",
-    "Mixing",
-    "Plain",
-    "Predictor",
-    "Safer",
+    "AdaptiveMixing", "Defended", "Gate", "Mixing", "Plain", "Predictor", "Safer",
     # Rooms.
-    "attacks",
-    "client",
-    "data",
-    "errors",
-    "guards",
-    "methods",
-    "mixing",
-    "models",
-    "pooling",
-    "predictors",
-    "training",
-    "views",
+    "attacks", "client", "data", "errors", "guards", "methods", "mixing", "models", "pooling", "predictors",
+    "training", "views",
 ]  # fmt: skip
 
 # Names are imported when they are asked for: `safer --help` need not wait for torch.

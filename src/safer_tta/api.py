@@ -1,7 +1,5 @@
 """From a model to a method at work: `adapt` in one line, and `build` for runs and services."""
 
-from __future__ import annotations
-
 import copy as copying
 from collections.abc import Mapping
 from typing import Any

@@ -1,14 +1,12 @@
 """The demo: train, attack, adapt, and compare with and without SAFER, in three minutes on a CPU."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ._internal.progress import Tick, progress
+from ._internal.progress import progress
 from ._internal.safetensors_io import atomic_write
 from .attacks import full_threat
 from .bench import figures, report
@@ -57,14 +55,11 @@ SHOWN = WAYS[3]  # whose views the page shows
 
 @dataclass(frozen=True)
 class Demo:
-    """What the demo found."""
-
-    rows: dict[tuple[str, int], dict[str, Any]]  # the rows by label and attack rate
+    rows: dict[tuple[str, int], dict[str, Any]]  # by label and attack rate
     surrogate: tuple[float, float]  # the accuracy of the attacker's own model on clean and on attacked images
-    page: Path  # the path of the page
+    page: Path
 
     def table(self) -> list[tuple[str, list[float]]]:
-        """Return the accuracies of every way to answer."""
         return [(way.label, [self.rows[way.label, rate]["accuracy"] for rate in TABLE_RATES]) for way in WAYS]
 
 
@@ -83,8 +78,11 @@ def run_demo(folder: Path, *, target: str = "sketch", seed: int = 0) -> Demo:
         attacked = attacked_copies(domain, surrogate, store, source=made_on, seed=seed, tick=tick)
     materials = Materials((domain,), source, (attacked,))
     runs = _experiments(dataset, target, seed, source, surrogate_path)
+    rows = {}
     with progress("six ways to answer at five attack rates") as tick:
-        rows = _rows(runs, materials, folder / "runs", tick)
+        for key, experiment in runs.items():
+            rows[key] = perform(experiment, materials, folder / "runs")
+            tick(len(rows), len(runs))
     with atomic_write(folder / "results.jsonl") as file:
         file.writelines(json.dumps(row, sort_keys=True).encode() + b"\n" for row in rows.values())
     clean, fooled = (accuracy(surrogate, images, domain.labels) for images in (domain.images, attacked))
@@ -116,19 +114,10 @@ def _experiments(
     }
 
 
-def _rows(
-    runs: Mapping[tuple[str, int], Experiment], materials: Materials, folder: Path, tick: Tick
-) -> dict[tuple[str, int], dict[str, Any]]:
-    rows = {}
-    for key, experiment in runs.items():
-        rows[key] = perform(experiment, materials, folder)
-        tick(len(rows), len(runs))
-    return rows
-
-
 def _page(found: Demo, target: str, shown: list[report.View]) -> str:
     clean, fooled = found.surrogate
     views = report.views(shown) if shown else report.paragraph("In this stream, no image was saved by its views.")
+    header = ["accuracy, %", *(f"{rate} %" for rate in TABLE_RATES)]
     return report.page(
         "safer-tta: adapting under attack",
         report.paragraph(
@@ -136,10 +125,7 @@ def _page(found: Demo, target: str, shown: list[report.View]) -> str:
             "An attacker has perturbed some of them (PGD, 8/255) on another model, trained on images like these: "
             f"that model falls from {clean:.1f} % to {fooled:.1f} %. Everything here was computed on this machine."
         ),
-        report.section(
-            "Accuracy at 0, 50 and 100 % attacked",
-            report.table(["accuracy, %", *(f"{rate} %" for rate in TABLE_RATES)], found.table()),
-        ),
+        report.section("Accuracy at 0, 50 and 100 % attacked", report.table(header, found.table())),
         report.section("Accuracy by attack rate and over the stream", _charts(found)),
         report.section("One attacked image and the answers of its views", report.paragraph(RELIABILITY), views),
         report.section("What SAFER does not withstand", report.paragraph(LIMITS)),
@@ -148,10 +134,8 @@ def _page(found: Demo, target: str, shown: list[report.View]) -> str:
 
 def _charts(found: Demo) -> str:
     by_rate = {way.label: Curve(RATES, [found.rows[way.label, rate]["accuracy"] for rate in RATES]) for way in WAYS}
-    over_time = {}
-    for way in WAYS:
-        curve = rolling(found.rows[way.label, 100]["batch_accuracy"], ROLLING)
-        over_time[way.label] = Curve(list(range(1, len(curve) + 1)), curve)
+    moving = {way.label: rolling(found.rows[way.label, 100]["batch_accuracy"], ROLLING) for way in WAYS}
+    over_time = {label: Curve(range(1, len(values) + 1), values) for label, values in moving.items()}
     left = figures.lines(by_rate, x="attacked, % of each batch", title="by attack rate")
     right = figures.lines(over_time, x="batch", title=f"all attacked, mean of {ROLLING} batches")
     return report.charts((left.svg, "by attack rate"), (right.svg, "over the stream"))

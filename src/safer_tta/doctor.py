@@ -3,8 +3,6 @@
 It changes nothing and needs no network.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import importlib.util
 import os
@@ -25,12 +23,15 @@ EXTRAS = {  # the modules of each extra
     "ray": ["ray"],
 }
 MISSING_OPERATOR = "torchvision::nms does not exist"
+MISMATCH = (
+    "It was built for torch with CUDA and this torch is for CPUs, or the versions do not match. Install both from the "
+    "same source: both for CPUs, or both for CUDA. Until then timm and everything else that imports torchvision fail. "
+    "safer-tta works without timm."
+)
 
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one check."""
-
     what: str
     state: str  # good, note (you may want to know it) or bad (something will fail)
     found: str
@@ -85,28 +86,14 @@ def _torchvision() -> Finding:
     version = importlib.metadata.version("torchvision")
     if tried.returncode == 0:
         return Finding("torchvision", "good", version)
-    return _torchvision_failed(version, tried.stderr.strip().rpartition("\n")[2])
-
-
-def _torchvision_failed(version: str, error: str) -> Finding:
-    if MISSING_OPERATOR in error:
-        return Finding(
-            "torchvision",
-            "bad",
-            f"{version} does not import: {error}",
-            "It was built for torch with CUDA and this torch is for CPUs, or the versions do not match. Install both "
-            "from the same source: both for CPUs, or both for CUDA. Until then timm and everything else that imports "
-            "torchvision fail. safer-tta works without timm.",
-        )
-    return Finding("torchvision", "bad", f"{version} does not import: {error}", "Reinstall it together with torch.")
+    error = tried.stderr.strip().rpartition("\n")[2]
+    advice = MISMATCH if MISSING_OPERATOR in error else "Reinstall it together with torch."
+    return Finding("torchvision", "bad", f"{version} does not import: {error}", advice)
 
 
 def _extras() -> Finding:
-    missing = {
-        extra: lacking
-        for extra, names in EXTRAS.items()
-        if (lacking := [name for name in names if importlib.util.find_spec(name) is None])
-    }
+    lacking = {extra: [n for n in names if importlib.util.find_spec(n) is None] for extra, names in EXTRAS.items()}
+    missing = {extra: names for extra, names in lacking.items() if names}
     present = [extra for extra in EXTRAS if extra not in missing]
     found = f"installed: {', '.join(present) or 'none'}"
     if not missing:
@@ -121,8 +108,7 @@ def _compiler() -> Finding:
     if torch.cuda.is_available() and importlib.util.find_spec("triton") is None:
         return Finding("compile=True", "note", "no triton", "On a GPU torch.compile needs triton.")
     if not torch.cuda.is_available() and not (shutil.which("g++") or shutil.which("clang++") or shutil.which("cl")):
-        advice = "On a CPU torch.compile needs a C++ compiler."
-        return Finding("compile=True", "note", "no C++ compiler", advice)
+        return Finding("compile=True", "note", "no C++ compiler", "On a CPU torch.compile needs a C++ compiler.")
     return Finding("compile=True", "good", "torch.compile has what it needs")
 
 
@@ -168,15 +154,14 @@ CHECKS: tuple[Callable[[], Finding], ...] = (
 
 
 def describe(finding: Finding) -> str:
-    """Return a finding as it is printed."""
     mark = {"good": "  ", "note": "! ", "bad": "✗ "}[finding.state]
     advice = f"\n{'':24}→ {finding.advice}" if finding.advice else ""
     return f"{mark}{finding.what:22}{finding.found}{advice}"
 
 
 if __name__ == "__main__":
-    findings = []
+    failed = False
     for finding in examine():
-        findings.append(finding)
         sys.stdout.write(describe(finding) + "\n")
-    sys.exit(any(finding.state == "bad" for finding in findings))
+        failed |= finding.state == "bad"
+    sys.exit(failed)

@@ -3,8 +3,6 @@
 The content of a file enters the names of the runs that use it, so an edited file gets no rows of its old version.
 """
 
-from __future__ import annotations
-
 import functools
 import sys
 import traceback
@@ -27,8 +25,6 @@ REGISTRIES = (methods.METHODS, predictors.PREDICTORS, mixing.MIXINGS, pooling.RU
 
 @dataclass(frozen=True)
 class Extension:
-    """A loaded file."""
-
     content: str  # a hash of the file
     names: frozenset[str]  # what it registers
     everywhere: bool  # whether it adds an operator that presets draw, which changes every draw of views
@@ -41,14 +37,15 @@ def load(files: Iterable[str | Path]) -> None:
     """Import files in this order, each of them once in a process."""
     for file in files:
         path = Path(file).resolve()
-        if path not in _loaded:
-            if not path.is_file() or path.suffix != ".py":
-                raise InvalidValueError(
-                    f"extension {str(file)!r} is not a Python file; expected one that registers something"
-                )
-            before, operators = _names(), drawable_operators()
-            content = _import(path)
-            _loaded[path] = Extension(content, frozenset(_names() - before), drawable_operators() != operators)
+        if path in _loaded:
+            continue
+        if not path.is_file() or path.suffix != ".py":
+            raise InvalidValueError(
+                f"extension {str(file)!r} is not a Python file; expected one that registers something"
+            )
+        before, operators = _names(), drawable_operators()
+        content = _import(path)
+        _loaded[path] = Extension(content, frozenset(_names() - before), drawable_operators() != operators)
 
 
 def _names() -> set[str]:
@@ -67,7 +64,8 @@ def _import(path: Path) -> str:
         exec(compile(content, path, "exec"), vars(module))
     except Exception as error:
         del sys.modules[name]
-        raise MissingPackageError(f"extension {explain(error, path)}") from error
+        refused = MissingPackageError if isinstance(error, ImportError) else InvalidValueError
+        raise refused(f"extension {explain(error, path)}") from error
     return digest({"content": content.hex()})
 
 
@@ -87,7 +85,6 @@ def code(definition: Mapping[str, Any]) -> dict[str, list[str]]:
 
 
 def _words(value: Any) -> Iterator[str]:
-    """Yield every string in a definition."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):

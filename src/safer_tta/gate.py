@@ -7,8 +7,6 @@ without the memory of earlier batches, and the more suspicious verdict counts. S
 never lower it: a stream that was clean for long buys an attacker nothing.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import ClassVar

@@ -3,8 +3,6 @@
 Views come first: probs (V,B,K), features (V,B,d), weights (V,B). View 0 is the original image.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

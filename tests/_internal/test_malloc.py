@@ -1,7 +1,5 @@
 """Test that memory is kept only after somebody asked for it."""
 
-from __future__ import annotations
-
 import platform
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Test what may be registered under a name that is taken."""
 
-from __future__ import annotations
-
 import pytest
 
 from safer_tta._internal.registry import Registry

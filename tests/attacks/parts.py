@@ -1,7 +1,5 @@
 """Images, labels and gradients for tests of attacks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch
@@ -10,16 +8,13 @@ from torch import nn
 from tests.conftest import CLASSES
 from tests.contract.parts import generator
 
-__all__ = ["EPS", "STEPS", "Scores", "ascent", "eight_bit", "generator", "labels"]
-
 EPS = 8 / 255
 STEPS = {"eps": EPS, "step": 2 / 255, "steps": 3}
 Scores = Callable[[torch.Tensor], torch.Tensor]
 
 
 def eight_bit(seed: int = 0, size: int = 6, side: int = 16) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(0, 256, (size, 3, side, side), generator=generator, dtype=torch.uint8)
+    return torch.randint(0, 256, (size, 3, side, side), generator=generator(seed), dtype=torch.uint8)
 
 
 def labels(size: int = 6) -> torch.Tensor:

@@ -1,7 +1,3 @@
-"""AutoAttack: the package's own components, limited to the classes that a model has."""
-
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -15,27 +11,19 @@ from tests.conftest import CLASSES, classifier, small_net
 package = pytest.importorskip("pyautoattack")
 
 
-def test_fewer_than_four_classes_are_refused():
-    with pytest.raises(InvalidValueError, match=r"has 3 classes.*Use pgd"):
-        autoattack(small_net(classes=3), eight_bit(size=2), torch.zeros(2, dtype=torch.int64))
-
-
 @pytest.mark.parametrize("classes", [5, 12])
 def test_models_with_few_classes_are_attacked(classes):
     """Its targeted parts try nine other classes; with fewer than ten classes they are limited."""
     model = small_net(classes=classes).eval()
     images = eight_bit(size=4)
     own = model(images / 255).argmax(1)
-    torch.manual_seed(3)
-    state = torch.get_rng_state()
-    seen = []
-    attacked, accuracy = autoattack(
-        model, images, own, components=("apgd-ce", "apgd-t", "fab-t"), progress=lambda *a: seen.append(a)
-    )
+    components, state, seen = ["apgd-ce", "apgd-t", "fab-t"], torch.get_rng_state(), []
+    options = {"components": components, "progress": lambda name, _: seen.append(name)}
+    attacked, accuracy = autoattack(model, images, own, **options)
     assert torch.equal(torch.get_rng_state(), state)
-    assert list(accuracy) == ["clean", "apgd-ce", "apgd-t", "fab-t", "rounded"]
+    assert seen == components
+    assert list(accuracy) == ["clean", *components, "rounded"]
     assert accuracy["clean"] == 100
-    assert [name for name, _ in seen] == ["apgd-ce", "apgd-t", "fab-t"]
     assert ((attacked * 255).round().int() - images.int()).abs().max() <= 8
     assert accuracy["fab-t"] <= accuracy["apgd-ce"] <= 100
 
@@ -77,22 +65,20 @@ def test_modes_and_gradients_are_left_as_they_were():
     model.norm1.eval()
     model.fc.weight.grad = torch.ones_like(model.fc.weight)
     modes = [m.training for m in model.modules()]
-    images = eight_bit(size=3)
     with torch.inference_mode():
-        autoattack(model, images, labels(3), components=("fab-t",))
+        autoattack(model, eight_bit(size=3), labels(3), components=("fab-t",))
     assert [m.training for m in model.modules()] == modes
     assert all(p.requires_grad for p in model.parameters())
     assert [n for n, p in model.named_parameters() if p.grad is not None] == ["fc.weight"]
     assert torch.equal(model.fc.weight.grad, torch.ones_like(model.fc.weight))
-    with pytest.raises(InvalidValueError, match="expected"):
-        autoattack(model, images.float(), labels(3))
 
 
-def test_a_budget_in_levels_is_refused():
-    with pytest.raises(InvalidValueError, match="8/255"):
-        autoattack(small_net(), eight_bit(), labels(), eps=8)
-
-
-def test_predictors_are_refused():
+def test_predictors_few_classes_floats_and_budgets_in_levels_are_refused():
     with pytest.raises(InvalidTypeError, match=r"model is Safer; expected a model .* eot_pgd"):
         autoattack(safer_tta.Safer(classifier()), eight_bit(), labels())
+    with pytest.raises(InvalidValueError, match=r"has 3 classes.*Use pgd"):
+        autoattack(small_net(classes=3), eight_bit(size=2), labels(2))
+    with pytest.raises(InvalidValueError, match="expected"):
+        autoattack(small_net(), eight_bit(size=3).float(), labels(3))
+    with pytest.raises(InvalidValueError, match="8/255"):
+        autoattack(small_net(), eight_bit(), labels(), eps=8)

@@ -1,7 +1,3 @@
-"""EOT: PGD through a predictor, averaged over its draws."""
-
-from __future__ import annotations
-
 import itertools
 
 import pytest
@@ -39,11 +35,9 @@ def test_follows_the_mean_gradient_over_fresh_draws(monkeypatch):
     images, y = eight_bit(side=24) / 255, labels()
     calls = []
     original = safer_tta.Safer.show
-    monkeypatch.setattr(
-        safer_tta.Safer, "show", lambda self, x, draw: calls.append((x.detach(), draw)) or original(self, x, draw)
-    )
-    attacked = eot_pgd(predictor, images, y, draws=3, steps=3, generator=generator())
-    monkeypatch.undo()
+    with monkeypatch.context() as patch:
+        patch.setattr(safer_tta.Safer, "show", lambda self, *given: calls.append(given) or original(self, *given))
+        attacked = eot_pgd(predictor, images, y, draws=3, steps=3, generator=generator())
     assert len(calls) == 9
     views = [draw.views(images) for _, draw in calls]
     assert not any(torch.equal(one, other) for one, other in itertools.combinations(views, 2))
@@ -67,7 +61,7 @@ def test_the_gradient_is_the_true_slope(pool):
     draw = predictor.draw(images)
 
     @torch.no_grad()
-    def loss(x: torch.Tensor) -> float:
+    def loss(x):
         return float(nn.functional.cross_entropy(predictor(x, draw, track=False).logits, y, reduction="sum"))
 
     gradient = loss_gradient(lambda x: predictor(x, draw, track=False).logits, images, y)
@@ -84,18 +78,15 @@ def test_an_attacker_with_knowledge_of_safer_is_stronger():
     transferred = pgd(predictor.classifier, images, own, eps=EPS, step=2 / 255, steps=10, generator=generator())
     known = eot_pgd(predictor, images, own, draws=4, generator=generator())
 
-    def remaining(x: torch.Tensor) -> float:
+    def remaining(x):
         return sum((predictor(x).labels == own).float().mean().item() for _ in range(6)) / 6
 
     assert remaining(known) < remaining(transferred)
 
 
-def test_zero_draws_are_refused():
+def test_zero_draws_and_what_is_no_predictor_are_refused():
     with pytest.raises(InvalidValueError, match=r"draws is 0; expected .* at least 1"):
         eot_pgd(safer_tta.Safer(classifier()), eight_bit(), labels(), draws=0)
-
-
-@pytest.mark.parametrize("wrong", [small_net(), safer_tta.adapt(small_net())])
-def test_only_predictors_are_attacked(wrong):
-    with pytest.raises(InvalidTypeError, match=f"predictor is {type(wrong).__name__}; expected a Predictor"):
-        eot_pgd(wrong, eight_bit(), labels(), draws=1, steps=1)
+    for wrong in (small_net(), safer_tta.adapt(small_net())):
+        with pytest.raises(InvalidTypeError, match=f"predictor is {type(wrong).__name__}; expected a Predictor"):
+            eot_pgd(wrong, eight_bit(), labels(), draws=1, steps=1)

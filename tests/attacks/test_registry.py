@@ -1,7 +1,3 @@
-"""Attacks of users: what breaks the threat is refused."""
-
-from __future__ import annotations
-
 import pytest
 import torch
 

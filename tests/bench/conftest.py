@@ -1,7 +1,5 @@
 """One store for all studies of a test session."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 
@@ -12,7 +10,9 @@ from safer_tta.bench.publish import Study
 from safer_tta.bench.results import Row
 from safer_tta.bench.tasks import QUICK_COUNT, Place
 from tests.bench.helpers import PLANS, SMALL, WORKERS, carry_out, quick, rows_of
+from tests.serve.conftest import browser
 
+__all__ = ["browser"]
 IMAGES = 20  # of every stream: a whole batch and a shorter one
 
 

@@ -1,10 +1,9 @@
 """Small studies, made-up rows, and processes that carry studies out."""
 
-from __future__ import annotations
-
 import contextlib
 import os
-from collections.abc import Callable, Sequence
+import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -69,21 +68,8 @@ def made_up(
     return shipped, [(cell, {"accuracy": accuracy(cell)}) for cell in plan.cells(shipped, PACS, seeds=seeds)]
 
 
-def image_folder(root: Path, domains: Sequence[str], classes: Sequence[str], images: int = 1, side: int = 16) -> Path:
-    """A dataset of one colour a picture, in the layout root/domain/class/image."""
-    from PIL import Image
-
-    for d, domain in enumerate(domains):
-        for c, name in enumerate(classes):
-            (root / domain / name).mkdir(parents=True)
-            for number in range(images):
-                colour = (40 * d, 80 * c % 256, 20 * number % 256)
-                Image.new("RGB", (side, side), colour).save(root / domain / name / f"{number}.png")
-    return root
-
-
-def descendants() -> dict[int, bytes]:
-    """{process: its command line} of all that this process has started, directly or not."""
+def kill_workers(command: bytes) -> list[int]:
+    """Kill the processes of this command that this process has started, directly or not; return their numbers."""
     running = {}
     for place in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it may have ended meanwhile
@@ -92,4 +78,7 @@ def descendants() -> dict[int, bytes]:
     mine = {os.getpid()}
     while new := {pid for pid, (parent, _) in running.items() if parent in mine} - mine:
         mine |= new
-    return {pid: running[pid][1] for pid in mine - {os.getpid()}}
+    workers = [pid for pid in mine - {os.getpid()} if command in running[pid][1]]
+    for worker in workers:
+        os.kill(worker, signal.SIGKILL)
+    return workers

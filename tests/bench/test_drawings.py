@@ -1,7 +1,3 @@
-"""Figures of plans: the same bytes for the same numbers, and the settings that the tables show."""
-
-from __future__ import annotations
-
 import pytest
 
 from safer_tta.bench import drawings, tables

@@ -1,11 +1,7 @@
-"""A run's name: the same wherever the run is made, and another as soon as anything else is done."""
-
-from __future__ import annotations
-
+import contextlib
 import dataclasses
 import json
-from dataclasses import dataclass, field
-from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -26,7 +22,7 @@ from tests.bench.helpers import PLANS, quick
 from tests.conftest import classifier
 
 SURROGATE = {"data": "x", "domains": ["sketch"], "recipe": {}}
-RUNS: dict[str, dict[str, Any]] = {
+RUNS = {
     "tent on plain": {"method": "tent", "predictor": "plain"},
     "tent on fft": {"method": "tent", "predictor": "fft"},
     "tent on jpeg": {"method": "tent", "predictor": "jpeg"},
@@ -42,24 +38,23 @@ RUNS: dict[str, dict[str, Any]] = {
 }
 
 
-def experiment(**settings: Any) -> Experiment:
-    attack = settings.pop("attack", None)
-    if attack is not None:
-        surrogates = () if ATTACKS[attack].live else (SURROGATE,)
+def experiment(**settings):
+    surrogates = settings.pop("surrogates", (SURROGATE,))
+    if attack := settings.pop("attack", None):
+        surrogates = () if ATTACKS[attack].live else surrogates
         threat = {**full_threat(attack), **settings.pop("threat", {})}
         settings["attack"] = AttackOn(name=attack, threat=threat, surrogates=surrogates)
         settings.setdefault("stream", StreamSpec(attack_rate=50))
-    return Experiment(
-        **{"data": "x", "target": "sketch", "source": describe_model("x", ["photo"], Recipe()), **settings}
-    )
+    usual = {"data": "x", "target": "sketch", "source": describe_model("x", ["photo"], Recipe())}
+    return Experiment(**{**usual, **settings})
 
 
-def names() -> dict[str, str]:
+def names():
     forget()
     return {run: experiment(**settings).name for run, settings in RUNS.items()}
 
 
-def forget() -> None:
+def forget():
     """Clear what is remembered of settings, since registered parts do not change outside of tests."""
     experiments._settings.cache_clear()
     experiments._usual_settings.cache_clear()
@@ -74,54 +69,43 @@ def _forget_afterwards():
 @pytest.fixture
 def replace():
     """Put another part in the place of a registered one until the test ends."""
-    before = []
+    with contextlib.ExitStack() as parts:
 
-    def put(registry: dict[str, Any], name: str, part: Any) -> None:
-        before.append((registry, name, registry[name]))
-        dict.__setitem__(registry, name, part)
-        forget()
+        def put(registry, name, part):
+            parts.enter_context(mock.patch.dict(registry, {name: part}))
+            forget()
 
-    yield put
-    for registry, name, part in reversed(before):
-        dict.__setitem__(registry, name, part)
+        yield put
 
 
-# --- what a name follows from ---------------------------------------------------------------------------------------
-
-
-def test_different_runs_have_different_names():
-    assert len(set(names().values())) == len(RUNS)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"data": "y"},
-        {"target": "photo"},
-        {"source": describe_model("x", ["photo"], Recipe(seed=1))},
-        {"source": describe_model("x", ["cartoon"], Recipe())},
-        {"method": "pl"},
-        {"predictor": "safer-a"},
-        {"norm": "medbn"},
-        {"options": {"lr": 0.1}},
-        {"predictor_options": {"views": 6}},
-        {"predictor_options": {"mixing": {"name": "gate", "cost": 5.0}}},
-        {"predictor_options": {"pipeline": {"preset": "gentle", "max_operators": 2}}},
-        {"images": 64},
-        {"precision": "bfloat16"},
-        *({"stream": StreamSpec(**{"attack_rate": 50, **change})} for change in (
-            {"attack_rate": 60}, {"order": "correlated"}, {"draw": "late"}, {"batch": 8}, {"limit": 9}, {"seed": 1},
-        )),
-        {"attack": "autoattack"},
-        {"attack": "eot"},
-        {"threat": {"eps": 4 / 255}},
-        {"threat": {"steps": 3}},
+STREAM = {"attack_rate": 60, "order": "correlated", "draw": "late", "batch": 8, "limit": 9, "seed": 1}
+GENTLE = {"preset": "gentle", "max_operators": 2}
+OTHERS = {
+    "data": ["y"],
+    "target": ["photo"],
+    "source": [
+        describe_model("x", ["cartoon"], Recipe()),
+        describe_model("x", ["photo"], Recipe(seed=1)),
+        {"file": "y"},
     ],
-    ids=str,
-)  # fmt: skip
-def test_every_setting_is_part_of_the_name(change):
+    "surrogates": [({"file": "another"},)],
+    "method": ["pl"],
+    "predictor": ["safer-a"],
+    "norm": ["medbn"],
+    "options": [{"lr": 0.1}],
+    "predictor_options": [{"views": 6}, {"mixing": {"name": "gate", "cost": 5.0}}, {"pipeline": GENTLE}],
+    "images": [64],
+    "precision": ["bfloat16"],
+    "stream": [StreamSpec(**{"attack_rate": 50, key: value}) for key, value in STREAM.items()],
+    "attack": ["autoattack", "eot"],
+    "threat": [{"eps": 4 / 255}, {"steps": 3}],
+}
+
+
+@pytest.mark.parametrize(("setting", "other"), [(s, other) for s, others in OTHERS.items() for other in others])
+def test_every_setting_is_part_of_the_name(setting, other):
     usual = {"method": "tent", "predictor": "safer-g", "attack": "pgd"}
-    assert experiment(**{**usual, **change}).name != experiment(**usual).name
+    assert experiment(**{**usual, setting: other}).name != experiment(**usual).name
 
 
 @pytest.mark.parametrize(
@@ -152,42 +136,29 @@ def test_a_run_is_made_again_from_its_description(name, tmp_path):
             assert again.attack is None or set(again.attack.threat) >= set(full_threat(again.attack.name))
 
 
-# --- a new option with a default renames nothing --------------------------------------------------------------------
-
-
 class WiderTent(METHODS["tent"]):
     another: float = option(0.5)
 
 
-@dataclass(frozen=True, kw_only=True)
-class WiderGate(Gate):
-    another: float = 0.5
-    more: dict[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, kw_only=True)
-class WiderStream(StreamSpec):
-    another: float = 0.5
-
-
-@dataclass(frozen=True, kw_only=True)
-class WiderRecipe(Recipe):
-    another: float = 0.5
+def wider(part):
+    """Return the same dataclass with two more options."""
+    more = [("another", float, 0.5), ("more", dict[str, float], dataclasses.field(default_factory=dict))]
+    return dataclasses.make_dataclass(f"Wider{part.__name__}", more, bases=(part,), frozen=True, kw_only=True)
 
 
 class WiderSafer(Safer):
-    def __init__(self, *arguments: Any, another: float = 0.5, **options: Any) -> None:
+    def __init__(self, *arguments, another=0.5, **options):
         super().__init__(*arguments, **options)
         self.another = another
 
     @property
-    def settings(self) -> dict[str, Any]:
+    def settings(self):
         return {**super().settings, "another": self.another}
 
 
 WIDER = {
     "method": lambda put: put(METHODS, "tent", WiderTent),
-    "mixing": lambda put: put(mixing.MIXINGS, "gate", WiderGate),
+    "mixing": lambda put: put(mixing.MIXINGS, "gate", wider(Gate)),
     "predictor": lambda put: put(PREDICTORS, "safer", WiderSafer),
     "pgd": lambda put: put(ATTACKS, "pgd", dataclasses.replace(ATTACKS["pgd"], options={"another": 0.5})),
     "eot": lambda put: put(ATTACKS, "eot", dataclasses.replace(ATTACKS["eot"], options={"draws": 1, "another": 0.5})),
@@ -195,8 +166,9 @@ WIDER = {
 
 
 @pytest.mark.parametrize("part", WIDER)
-def test_a_new_option_with_a_default_renames_nothing(part, replace):
+def test_different_runs_have_different_names_and_a_new_option_with_a_default_renames_none(part, replace):
     before, copies = names(), experiment(attack="pgd").copies()
+    assert len(set(before.values())) == len(RUNS)
     WIDER[part](replace)
     assert names() == before
     assert experiment(attack="pgd").copies() == copies
@@ -220,24 +192,23 @@ def test_another_value_of_a_new_option_is_another_name(part, settings, replace):
 
 
 def test_new_settings_of_streams_and_recipes_rename_nothing_either():
-    assert experiment(stream=WiderStream(seed=3)).name == experiment(stream=StreamSpec(seed=3)).name
-    assert experiment(stream=WiderStream(another=0.6)).name != experiment().name
-    assert describe_model("x", ["photo"], WiderRecipe(steps=3)) == describe_model("x", ["photo"], Recipe(steps=3))
-    assert describe_model("x", ["photo"], WiderRecipe(another=0.6)) != describe_model("x", ["photo"], Recipe())
+    stream, recipe = wider(StreamSpec), wider(Recipe)
+    assert experiment(stream=stream(seed=3)).name == experiment(stream=StreamSpec(seed=3)).name
+    assert experiment(stream=stream(another=0.6)).name != experiment().name
+    assert describe_model("x", ["photo"], recipe(steps=3)) == describe_model("x", ["photo"], Recipe(steps=3))
+    assert describe_model("x", ["photo"], recipe(another=0.6)) != describe_model("x", ["photo"], Recipe())
 
-
-# --- two versions of a part never share a name ----------------------------------------------------------------------
 
 GATED = {"safer-g", "safer-g at another cost"}
 ON_VIEWS = {"pl on safer", "safer-a", "mean of gentle views", *GATED}
 OF_TENT = set(RUNS) - {"pl on safer"}
 
 
-def raise_class(part: Any) -> Any:
+def raise_class(part):
     return lambda put, monkeypatch: monkeypatch.setattr(part, "version", part.version + 1)
 
 
-def raise_entry(registry: dict[str, Any], name: str) -> Any:
+def raise_entry(registry, name):
     entry = registry[name]
     return lambda put, monkeypatch: put(registry, name, dataclasses.replace(entry, version=entry.version + 1))
 
@@ -271,7 +242,6 @@ def test_a_raised_version_renames_the_runs_with_that_part_and_no_others(part, re
 
 
 def test_another_version_of_an_attack_makes_its_images_again(replace, tmp_path):
-    """Else a store would mix the images of one version into the runs of another."""
     domain, store, given = open_dataset("synthetic", count=8).domain("sketch"), ArrayStore(tmp_path), []
     own = Attack("pgd", lambda model, images, *_: given.append(1) or images / 255)
     for version, made in ((1, 1), (2, 2), (1, 2)):

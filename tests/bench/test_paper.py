@@ -1,7 +1,3 @@
-"""The published figures: every one is found by the plan of its study."""
-
-from __future__ import annotations
-
 import csv
 from collections import Counter
 
@@ -10,7 +6,7 @@ from safer_tta.bench.paper import FILES, published
 from tests.bench.helpers import PACS
 
 
-def read(name: str) -> list[dict[str, str]]:
+def read(name):
     with (FILES / f"{name}.csv").open() as file:
         return list(csv.DictReader(file))
 
@@ -38,12 +34,9 @@ def test_the_published_parameter_curves_are_the_best_of_the_published_heatmap():
     curves = [row for row in read("ablations") if row["parameter"] in ("tau", "kappa")]
     assert len(curves) == 28
     for point in curves:
-        line = [
-            float(cell["acc_mean"])
-            for cell in read("alpha_tau_kappa")
-            if float(cell[point["parameter"]]) == float(point["value"])
-            and float(cell["attack_rate"]) == float(point["attack_rate_percent"])
-        ]
+        place = (float(point["value"]), float(point["attack_rate_percent"]))
+        heat = [(cell[point["parameter"]], cell["attack_rate"], cell["acc_mean"]) for cell in read("alpha_tau_kappa")]
+        line = [figure for *where, figure in (map(float, cell) for cell in heat) if tuple(where) == place]
         assert float(point["accuracy_mean"]) == max(line)
 
 

@@ -1,7 +1,3 @@
-"""`perform`: rows that are kept, refused if damaged, and the same after any number of kills."""
-
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np
@@ -12,6 +8,7 @@ from safer_tta.bench.experiment import AttackOn, Experiment
 from safer_tta.bench.results import without
 from safer_tta.bench.run import Materials, perform
 from safer_tta.data import StoreError, StreamSpec, excerpt, open_dataset
+from safer_tta.errors import InvalidValueError
 from safer_tta.training.definitions import definition_of
 from tests.processes import gate, kill_and_finish
 
@@ -50,23 +47,11 @@ def test_a_clean_run_has_no_threat(source_file, tmp_path):
 
 
 def test_different_runs_have_different_rows(source_file, tmp_path):
-    """The row of another method, stream, attack or image is never returned."""
+    """Of another method, stream, attack or image; that each setting is in the name is a test of experiments."""
     shared = {"attacked": True, "images": 6, "stream": StreamSpec(attack_rate=25, batch=3)}
-    stronger = AttackOn(name="pgd", threat=full_threat(eps=16 / 255), surrogates=({"file": "a surrogate"},))
-    changes = [
-        {},
-        {"method": "pl"},
-        {"options": {"lr": 0.1}},
-        {"norm": "medbn"},
-        {"predictor": "plain"},
-        {"predictor_options": {"views": 3}},
-        {"stream": dataclasses.replace(shared["stream"], seed=1)},
-        {"attack": stronger},
-        {"attack": dataclasses.replace(stronger, surrogates=({"file": "another"},))},
-        {"source": {"file": "another model"}},
-        {"data": "another dataset"},
-        {"images": 5},
-    ]
+    seed = dataclasses.replace(shared["stream"], seed=1)
+    attack = AttackOn(name="pgd", threat=full_threat(eps=16 / 255), surrogates=({"file": "a surrogate"},))
+    changes = [{}, {"method": "pl"}, {"stream": seed}, {"attack": attack}, {"images": 5}]
     asked = [prepare(source_file, **{**shared, **change}) for change in changes]
     rows = [perform(*each, tmp_path) for each in asked]
     assert len({row["run"] for row in rows}) == len(asked)
@@ -102,3 +87,10 @@ def test_a_run_that_is_killed_again_and_again_ends_the_same(source_file, tmp_pat
     got = perform(*asked, tmp_path / "runs")
     assert without(got) == without(expected)
     assert len(list((tmp_path / "runs").iterdir())) == 1
+
+
+def test_another_source_model_is_refused(source_file, tmp_path):
+    asked = prepare(source_file, source={"file": "another model"})
+    with pytest.raises(InvalidValueError, match=r"the run expects \{'file': 'another model'\}"):
+        perform(*asked, tmp_path)
+    assert not list(tmp_path.iterdir())

@@ -1,7 +1,3 @@
-"""From shipped plans to rows, tables, figures and pages, at their quick sizes; and the page in a real browser."""
-
-from __future__ import annotations
-
 import csv
 import io
 import json
@@ -14,8 +10,9 @@ from safer_tta.bench.results import SLIM
 from safer_tta.bench.study import prepare, states
 from safer_tta.bench.tasks import Place
 from tests.bench.conftest import IMAGES
-from tests.bench.helpers import MADE_UP, PACS, PLANS, image_folder, quick
-from tests.conftest import CHROMIUM, CHROMIUM_FLAGS
+from tests.bench.helpers import MADE_UP, PACS, PLANS, quick
+from tests.conftest import CHROMIUM
+from tests.data.parts import image_folder
 
 DOMAINS_OF_REST = 3
 
@@ -51,8 +48,7 @@ def test_every_plan_runs_end_to_end(name, everything):
 
 @pytest.mark.parametrize(("options", "beside"), [({}, True), ({"quick": True}, False), ({"images": 2}, False)])
 def test_only_whole_streams_are_compared_with_the_paper(options, beside, tmp_path):
-    """Quick figures, and those of a few images, are not comparable."""
-    data = image_folder(tmp_path / "data", PACS.domains, PACS.classes, side=8)
+    data = image_folder(tmp_path / "data", PACS.domains, PACS.classes, count=1)
     place = Place(tmp_path / "store", str(data), side=8, cache=tmp_path / "cache", weights="hash:any")
     study = prepare("views", place, seeds=1, **options)
     for name in set(study.runs):
@@ -69,27 +65,22 @@ def test_a_quick_page_does_not_overwrite_a_real_one(tmp_path):
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="Debian's chromium is not installed")
-def test_the_page_in_a_browser(everything):
-    """It logs and requests nothing, its tables sort both ways, and its figures have a size."""
-    api = pytest.importorskip("playwright.sync_api")
+def test_the_page_in_a_browser(everything, browser):
     study, place = everything[0]["main"], everything[1]
     page_file = publish(study, place)
-    heard = []
-    with api.sync_playwright() as browser_api:
-        browser = browser_api.chromium.launch(executable_path=str(CHROMIUM), args=CHROMIUM_FLAGS)
-        page = browser.new_page()
-        page.on("console", lambda message: heard.append(message.text))
-        page.on("pageerror", lambda error: heard.append(str(error)))
-        page.on("request", lambda request: heard.append(request.url) if "report.html" not in request.url else None)
-        page.goto(page_file.as_uri())
-        column = "table >> nth=0 >> tbody tr td:nth-child(2)"
-        heads = page.locator("table >> nth=0 >> thead button")
-        heads.nth(1).click()
-        down = [float(t) for t in page.locator(column).all_inner_texts()]
-        heads.nth(1).press("Enter")  # by keyboard as well
-        up = [float(t) for t in page.locator(column).all_inner_texts()]
-        box = page.locator("svg").first.bounding_box()
-        browser.close()
+    heard, page = [], browser.new_page()
+    page.on("console", lambda message: heard.append(message.text))
+    page.on("pageerror", lambda error: heard.append(str(error)))
+    page.on("request", lambda request: heard.append(request.url) if "report.html" not in request.url else None)
+    page.goto(page_file.as_uri())
+    column = "table >> nth=0 >> tbody tr td:nth-child(2)"
+    heads = page.locator("table >> nth=0 >> thead button")
+    heads.nth(1).click()
+    down = [float(t) for t in page.locator(column).all_inner_texts()]
+    heads.nth(1).press("Enter")  # by keyboard as well
+    up = [float(t) for t in page.locator(column).all_inner_texts()]
+    box = page.locator("svg").first.bounding_box()
+    page.close()
     assert heard == []
     assert len(down) == len(study.plan.grids[0].rows)
     assert down == sorted(down, reverse=True)

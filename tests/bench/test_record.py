@@ -1,11 +1,6 @@
-"""The figures of a row, computed again image by image."""
-
-from __future__ import annotations
-
 import math
 import statistics
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
 import torch
@@ -32,13 +27,9 @@ class Seen:
         return max(self.probs) == self.probs[self.label]
 
 
-Recorded = tuple[dict[str, Any], list[list[Seen]]]
-
-
 @pytest.fixture(scope="module", params=["probability", "signal"])
-def recorded(request: pytest.FixtureRequest) -> Recorded:
-    """The figures of a made-up run, and its batches. A quarter is attacked, some images are equally suspicious, and
-    the last batch is short."""
+def recorded(request):
+    """The figures of a made-up run, its batches (the last is short) and its images, of which a quarter is attacked."""
     randomness, record, batches = torch.Generator().manual_seed(0), Record(), []
     for number in range(BATCHES):
         size = 3 if number == BATCHES - 1 else 8
@@ -58,16 +49,15 @@ def recorded(request: pytest.FixtureRequest) -> Recorded:
         record.add(Prediction(probs, probs.log(), probs, report), labels, attacked, number / 10 or 9.0)
         images = zip(probs.tolist(), labels.tolist(), attacked.tolist(), suspicion.tolist(), strict=True)
         batches.append([Seen(*image) for image in images])
-    return record.figures(CLASSES), batches
+    return record.figures(CLASSES), batches, [image for batch in batches for image in batch]
 
 
-def percent(images: list[Seen]) -> float:
+def percent(images):
     return 100 * statistics.mean(image.right for image in images)
 
 
-def test_accuracies(recorded: Recorded) -> None:
-    figures, batches = recorded
-    images = [image for batch in batches for image in batch]
+def test_accuracies_are_of_all_attacked_and_clean_images_by_class_and_by_batch(recorded):
+    figures, batches, images = recorded
     attacked = [image for image in images if image.attacked]
     assert (figures["images"], figures["batches"]) == (len(images), BATCHES)
     assert figures["accuracy"] == pytest.approx(percent(images))
@@ -79,42 +69,39 @@ def test_accuracies(recorded: Recorded) -> None:
     assert figures["batch_accuracy"] == pytest.approx([percent(batch) for batch in batches])
 
 
-def test_the_rolling_curve_is_over_the_last_sixteen_batches(recorded: Recorded) -> None:
-    figures, batches = recorded
+def test_the_rolling_curve_is_over_the_last_sixteen_batches(recorded):
+    figures, batches, _ = recorded
     each = [percent(batch) for batch in batches]
     curve = rolling(figures["batch_accuracy"])
     assert curve[:3] == pytest.approx([each[0], sum(each[:2]) / 2, sum(each[:3]) / 3])
     assert curve[15:] == pytest.approx([sum(each[i : i + 16]) / 16 for i in range(4)])
+    assert rolling([0, 100, 50], 2) == [0, 50, 75]
 
 
-def test_calibration(recorded: Recorded) -> None:
-    """Negative log-likelihood, and the gap between confidence and accuracy over fifteen equal bins."""
-    figures, batches = recorded
-    images = [image for batch in batches for image in batch]
+def test_calibration_is_the_gap_between_confidence_and_accuracy_over_fifteen_equal_bins(recorded):
+    figures, _, images = recorded
     assert figures["nll"] == pytest.approx(statistics.mean(-math.log(image.probs[image.label]) for image in images))
-    bins: dict[int, list[Seen]] = {}
+    bins = {}
     for image in images:
         bins.setdefault(int(15 * max(image.probs)), []).append(image)
     gaps = [abs(sum(image.right - max(image.probs) for image in some)) for some in bins.values()]
     assert figures["ece"] == pytest.approx(sum(gaps) / len(images))
 
 
-def test_views_and_times(recorded: Recorded) -> None:
-    """The time of a step is the median without the first, which warms up."""
-    figures, batches = recorded
-    dropped = [DROPPED[number % 5] for number in range(BATCHES)]
-    assert figures["dropped_share"] == pytest.approx([dropped.count(view) / BATCHES for view in range(VIEWS)])
-    assert figures["reliability"] == pytest.approx([0.0, 0.5, 0.5])
+def test_a_step_takes_the_median_time_without_the_first_and_views_are_averaged_over_the_steps(recorded):
+    figures, batches, _ = recorded
     median = statistics.median_low(number / 10 for number in range(1, BATCHES))
     assert figures["ms_per_step"] == pytest.approx(1000 * median)
     assert figures["images_per_s"] == pytest.approx(statistics.mean(map(len, batches)) / median)
+    dropped = [DROPPED[number % 5] for number in range(BATCHES)]
+    assert figures["dropped_share"] == pytest.approx([dropped.count(view) / BATCHES for view in range(VIEWS)])
+    assert figures["reliability"] == pytest.approx([0.0, 0.5, 0.5])
 
 
-def test_detection_and_selection(recorded: Recorded) -> None:
+def test_detection_and_selection_follow_the_suspicion(recorded):
     """How often an attacked image is more suspicious than a clean one, ties counting half; and the accuracy on the
     least suspicious 100, 90, ... 50 %."""
-    figures, batches = recorded
-    images = [image for batch in batches for image in batch]
+    figures, _, images = recorded
     pairs = [(a.suspicion, c.suspicion) for a in images for c in images if a.attacked and not c.attacked]
     assert figures["detection"] == pytest.approx(statistics.mean((a > c) + 0.5 * (a == c) for a, c in pairs))
     assert figures["detection"] != pytest.approx(0.5, abs=1e-3)
@@ -123,7 +110,7 @@ def test_detection_and_selection(recorded: Recorded) -> None:
     assert figures["selective"] == pytest.approx(expected)
 
 
-def test_without_suspicion_there_is_neither_detection_nor_selection() -> None:
+def test_without_suspicion_there_is_neither_detection_nor_selection():
     probs, record = torch.full((4, CLASSES), 1 / CLASSES), Record()
     prediction = Prediction(probs, probs.log(), probs, Report(torch.ones(1, 4)))
     record.add(prediction, torch.zeros(4, dtype=torch.int64), torch.tensor([True, True, False, False]), 0.1)

@@ -1,23 +1,17 @@
-"""From a row of a plan to the row of its run: what was asked for is what is done."""
-
-from __future__ import annotations
-
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from safer_tta import adapt
 from safer_tta._internal.seeds import generator
 from safer_tta.attacks import eot_pgd, pgd
-from safer_tta.bench.graph import Size, graph, size_for
+from safer_tta.bench.graph import graph, size_for
 from safer_tta.bench.plan import Cell, Row
-from safer_tta.bench.tasks import QUICK_COUNT, Place, Task, execute
+from safer_tta.bench.tasks import QUICK_COUNT, Place, execute
 from safer_tta.data import Stream, StreamSpec, excerpt
 from safer_tta.training import load
 from safer_tta.training.trainer import accuracy
@@ -26,7 +20,7 @@ SEED, IMAGES, BATCH = 1, 32, 16  # seed 0 would hide that a part does not get th
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
+def place(tmp_path_factory):
     return Place(tmp_path_factory.mktemp("store"), count=QUICK_COUNT)
 
 
@@ -43,38 +37,32 @@ class Asked:
 
 TENT = {"method": "tent", "options": {"lr": 0.01}}
 PLAIN = {"method": "tent", "predictor": "plain", "lr": 0.01}
+SAME = [("norm", "medbn"), ("predictor", "safer"), ("predictor", "safer-g")]
+STREAMS = [{"draw": "bernoulli"}, {"draw": "late"}, {"order": "correlated"}, {"batch": 8}]
 ASKED = {
     "tent": Asked(),
     "options": Asked({"options": {"lr": 0.05}}, {"lr": 0.05}),
-    "norm": Asked({"norm": "medbn"}, {"norm": "medbn"}),
-    "predictor": Asked({"predictor": "safer"}, {"predictor": "safer"}),
-    "recommended": Asked({"predictor": "safer-g"}, {"predictor": "safer-g"}),
+    **{same: Asked({what: same}, {what: same}) for what, same in SAME},
     "predictor_options": Asked(
         {"predictor": "safer", "predictor_options": {"views": 2}}, {"predictor": {"name": "safer", "views": 2}}
     ),
-    "bernoulli": Asked({"stream": {"draw": "bernoulli"}}, stream={"draw": "bernoulli"}),
-    "late": Asked({"stream": {"draw": "late"}}, stream={"draw": "late"}),
-    "correlated": Asked({"stream": {"order": "correlated"}}, stream={"order": "correlated"}),
-    "batch": Asked({"stream": {"batch": 8}}, stream={"batch": 8}),
+    **{str(stream): Asked({"stream": stream}, stream=stream) for stream in STREAMS},
     "budget": Asked({"attack": {"eps": 2, "steps": 3}}, threat={"eps": 2 / 255, "steps": 3}),
     "precision": Asked(adapt={"precision": "bfloat16"}, size={"precision": "bfloat16"}),
 }
 
 
-def carried_out(place: Place, row: Mapping[str, Any], rate: float = 50, **size: Any) -> dict[str, Task]:
+def carried_out(place, row, **size):
     """The tasks of one cell, done; by kind."""
-    cell = Cell(0, Row(label="x", **{**TENT, **row}), "sketch", rate, SEED)
-    made, _ = graph([cell], place.dataset(), quick(**size))
+    cell = Cell(0, Row(label="x", **{**TENT, **row}), "sketch", 50, SEED)
+    small = dataclasses.replace(size_for("synthetic", quick=True), images=IMAGES, batch=BATCH, **size)
+    made, _ = graph([cell], place.dataset(), small)
     for task in made:
         execute(task, place)
     return {task.kind: task for task in made}
 
 
-def quick(**size: Any) -> Size:
-    return dataclasses.replace(size_for("synthetic", quick=True), images=IMAGES, batch=BATCH, **size)
-
-
-def by_hand(tasks: Mapping[str, Task], place: Place, asked: Asked) -> tuple[Tensor, Tensor, Tensor]:
+def by_hand(tasks, place, asked):
     """What the run should give: probabilities, labels, and which images were attacked."""
     sketch = excerpt(place.dataset().domain("sketch"), IMAGES, SEED)
     precision = asked.size.get("precision", "float32")
@@ -93,8 +81,7 @@ def by_hand(tasks: Mapping[str, Task], place: Place, asked: Asked) -> tuple[Tens
 
 
 @pytest.mark.parametrize("name", ASKED)
-def test_a_run_is_what_its_row_of_the_plan_asks_for(name: str, place: Place) -> None:
-    """It equals the same in a few lines of the library, and differs from the run that asks for nothing else."""
+def test_a_run_is_what_its_row_of_the_plan_asks_for(name, place):
     asked = ASKED[name]
     tasks = carried_out(place, asked.row, **asked.size)
     row = place.results.row(tasks["run"].name)
@@ -111,13 +98,13 @@ def test_a_run_is_what_its_row_of_the_plan_asks_for(name: str, place: Place) -> 
 EOT = {"name": "eot", "draws": 2, "steps": 5}
 
 
-def to_be_attacked(tasks: Mapping[str, Task], place: Place) -> Stream:
+def to_be_attacked(tasks, place):
     """A stream of which half is still to be attacked."""
     sketch = excerpt(place.dataset().domain("sketch"), IMAGES, SEED)
     return Stream([sketch], StreamSpec(**tasks["run"].definition["stream"]), [sketch.images])
 
 
-def test_a_live_attack_hits_the_images_that_the_stream_chooses(place: Place) -> None:
+def test_a_live_attack_hits_the_images_that_the_stream_chooses(place):
     """Nearly every attacked image is misread. A model that does not adapt answers the others as before."""
     tasks = carried_out(place, {"method": "none", "options": {}, "attack": EOT})
     row = place.results.row(tasks["run"].name)
@@ -129,17 +116,15 @@ def test_a_live_attack_hits_the_images_that_the_stream_chooses(place: Place) -> 
     assert row["accuracy_clean"] > 10
 
 
-def test_a_live_attack_follows_the_updates(place: Place) -> None:
-    """Batch by batch it attacks the method as it has become, views and all."""
+def test_a_live_attack_follows_the_updates(place):
     asked = {"predictor": "safer", "options": {"lr": 0.1}, "stream": {"batch": 8}, "attack": EOT}
     tasks = carried_out(place, asked)
     method = adapt(load(tasks["source"].path(place)), "tent", "safer", seed=SEED, lr=0.1)
     probs = []
     for number, batch in enumerate(to_be_attacked(tasks, place)):
         with method.answering():
-            perturbed = eot_pgd(
-                method.predictor, batch.images, batch.labels, draws=2, steps=5, generator=generator(SEED, "eot", number)
-            )
+            threat = {"draws": 2, "steps": 5, "generator": generator(SEED, "eot", number)}
+            perturbed = eot_pgd(method.predictor, batch.images, batch.labels, **threat)
         attacked = (perturbed * 255).round().byte()
         arrived = torch.where(batch.attacked.view(-1, 1, 1, 1), attacked, batch.images)
         probs.append(method(arrived).probs[torch.arange(8), batch.labels].double())

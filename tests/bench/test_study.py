@@ -1,7 +1,3 @@
-"""A study that is asked for again makes nothing again, and knows how long what is left will take."""
-
-from __future__ import annotations
-
 from safer_tta import executors
 from safer_tta.bench.study import estimate, states
 from tests.bench.helpers import quick
@@ -11,7 +7,7 @@ def test_asking_again_makes_nothing_again(everything):
     study, place = everything[0]["views"], everything[1]
     rows = [place.results.path(name) for name in study.runs]
     before = [path.stat().st_mtime_ns for path in rows]
-    events: list[executors.Event] = []
+    events = []
     assert executors.execute("local", study.tasks, place, events.append, workers=1, threads=1) == {}
     assert events == []
     assert [path.stat().st_mtime_ns for path in rows] == before

@@ -1,7 +1,3 @@
-"""Tables: means over seeds, marks, what is compared with the paper, and what is left out until it is done."""
-
-from __future__ import annotations
-
 import csv
 import statistics
 
@@ -9,6 +5,10 @@ import pytest
 
 from safer_tta.bench import tables
 from tests.bench.helpers import MADE_UP, PACS, made_up
+
+
+def entry(table, label, column):
+    return dict(table.rows)[label][table.columns.index(column)]
 
 
 def test_means_and_deviations_over_seeds():
@@ -19,14 +19,11 @@ def test_means_and_deviations_over_seeds():
 
     shipped, found = made_up("main", accuracy=accuracy)
     table = tables.tables(shipped, found, "pacs")[0]
-    tent = dict(table.rows)["Tent"]
-    column = table.columns.index("photo, 0 %")
+    photo, average = (entry(table, "Tent", f"{target}, 0 %") for target in ("photo", "average"))
     values = [20 + s * s + 5 for s in range(3)]
-    assert tent[column].mean == pytest.approx(statistics.mean(values))
-    assert tent[column].std == pytest.approx(statistics.stdev(values))
-    average = tent[table.columns.index("average, 0 %")]
-    assert average.mean == pytest.approx(statistics.mean(15 + s * s + 5 for s in range(3)))
-    assert average.std == pytest.approx(statistics.stdev([0, 1, 4]))
+    assert (photo.mean, photo.std) == pytest.approx((statistics.mean(values), statistics.stdev(values)))
+    values = [15 + s * s + 5 for s in range(3)]
+    assert (average.mean, average.std) == pytest.approx((statistics.mean(values), statistics.stdev(values)))
     assert average.paper.mean == pytest.approx(85.35, abs=0.01)
 
 
@@ -54,29 +51,19 @@ def test_a_missing_run_is_a_dash_and_in_no_average():
     shipped, found = made_up("main", seeds=1)
     found = [(c, r) for c, r in found if (c.row.label, c.attack_rate, c.target) != ("ERM", 50, "photo")]
     table = tables.tables(shipped, found, "pacs")[0]
-    row = dict(table.rows)["ERM"]
-    assert row[table.columns.index("photo, 50 %")].mean is None
-    assert row[table.columns.index("average, 50 %")].mean is None
-    assert row[table.columns.index("average, 0 %")].mean == 50.0
+    columns = ("photo, 50 %", "average, 50 %", "average, 0 %")
+    assert [entry(table, "ERM", column).mean for column in columns] == [None, None, 50.0]
     assert "–" in tables.markdown(table)
 
 
-def test_there_is_no_average_before_every_target_is_done():
+def test_an_average_is_over_all_targets_of_the_plan_and_compared_only_if_the_paper_has_the_same():
     shipped, found = made_up("main", seeds=1)
     done = [(c, r) for c, r in found if c.target in ("photo", "sketch")]
-    table = tables.tables(shipped, done, "pacs", [cell for cell, _ in found])[0]
-    row = dict(table.rows)["Tent"]
-    assert row[table.columns.index("photo, 0 %")].mean == 50.0
-    assert row[table.columns.index("average, 0 %")].mean is None
-
-
-def test_an_average_over_some_targets_is_not_compared_with_the_paper():
-    shipped, found = made_up("main", seeds=1)
-    found = [(c, r) for c, r in found if c.target in ("photo", "sketch")]
-    table = tables.tables(shipped, found, "pacs")[0]
-    average = dict(table.rows)["Tent"][table.columns.index("average, 0 %")]
-    assert average.mean == 50.0
-    assert average.paper is None
+    unfinished = tables.tables(shipped, done, "pacs", [cell for cell, _ in found])[0]
+    assert entry(unfinished, "Tent", "photo, 0 %").mean == 50.0
+    assert entry(unfinished, "Tent", "average, 0 %").mean is None
+    average = entry(tables.tables(shipped, done, "pacs")[0], "Tent", "average, 0 %")
+    assert (average.mean, average.paper) == (50.0, None)
 
 
 def test_unfinished_settings_do_not_win():

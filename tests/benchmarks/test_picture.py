@@ -1,7 +1,3 @@
-"""The picture of the README."""
-
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from PIL import Image
@@ -11,18 +7,15 @@ from safer_tta.data import open_dataset
 from safer_tta.training import source_recipe, surrogate_recipe
 
 
-def shown(**facts: object) -> View:
+def shown(**facts):
     return View(np.zeros((3, 8, 8), np.uint8), "view 1", "cup", 0.9, True, **facts)
 
 
 def test_a_view_is_described_by_its_reliability_weight_and_operators(script):
     words = script("picture").words
     assert words(shown()) == []
-    assert words(shown(reliability=0.5, weight=0.25, operators=("blur", "flip"))) == [
-        "reliability 0.50, weight 0.25",
-        "blur",
-        "flip",
-    ]
+    found = words(shown(reliability=0.5, weight=0.25, operators=("blur", "flip")))
+    assert found == ["reliability 0.50, weight 0.25", "blur", "flip"]
     assert words(shown(reliability=0.5, weight=0.0, dropped=True)) == ["reliability 0.50, dropped"]
 
 

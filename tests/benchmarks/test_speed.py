@@ -1,7 +1,3 @@
-"""The smallest run of every section that needs neither a GPU, a compiler nor new processes."""
-
-from __future__ import annotations
-
 import argparse
 
 import pytest
@@ -54,3 +50,11 @@ def test_accuracy_is_that_of_the_library(script, source_file, monkeypatch):
     adapted = speed.safer_tta.adapt(speed.load(source_file), "tent", "plain", seed=0)
     alone = adapted.evaluate([(torch.from_numpy(domain.images), torch.from_numpy(domain.labels))]).accuracy
     assert plain["accuracy"] == pytest.approx(alone)  # one batch, in whatever order
+
+
+def test_a_step_that_needs_no_memory_has_no_ratio(script, monkeypatch):
+    speed = script("speed")
+    options = argparse.Namespace(batch=1, side=8)
+    for megabytes, ratio in ((0.0, None), (2.0, 1.0)):
+        monkeypatch.setattr(speed, "peak", lambda o, predictor, found=megabytes: found)
+        assert [row.get("ratio") for row in speed.memory(options)] == [ratio] * 3

@@ -1,10 +1,10 @@
 """The command in this process, and the small plan and its rows as the studies' tests have them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from pathlib import Path
+from subprocess import CompletedProcess as Ended
+from typing import Any
 
 import pytest
 
@@ -12,20 +12,13 @@ from safer_tta.cli import main
 from tests.bench.conftest import small, store, undisturbed
 from tests.serve.conftest import asking, server
 
-__all__ = ["Ended", "asking", "good", "safer", "server", "small", "store", "undisturbed"]
-
-
-class Ended(NamedTuple):
-    """How a command ended."""
-
-    code: int
-    output: str
-    errors: str
+__all__ = ["asking", "good", "safer", "server", "small", "store", "undisturbed"]
 
 
 @pytest.fixture
-def safer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Ended]:
-    """Run the command without the start of a process."""
+def safer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Callable[..., Ended]:
+    """Run the command without the start of a process, with a cache of the test's own."""
+    monkeypatch.setenv("SAFER_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("safer_tta.cli.keep_freed_memory", lambda: True)  # it would last longer than the test
 
     def run(*arguments: object) -> Ended:
@@ -33,7 +26,7 @@ def safer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
         capsys.readouterr()
         with pytest.raises(SystemExit) as ended:
             main()
-        return Ended(int(ended.value.code or 0), *capsys.readouterr())
+        return Ended(arguments, int(ended.value.code or 0), *capsys.readouterr())
 
     return run
 
@@ -44,7 +37,7 @@ def good(safer: Callable[..., Ended]) -> Callable[..., Any]:
 
     def run(*arguments: object) -> Any:
         ended = safer(*arguments, "--json")
-        assert ended.code == 0, ended.errors
-        return json.loads(ended.output)
+        assert ended.returncode == 0, ended.stderr
+        return json.loads(ended.stdout)
 
     return run

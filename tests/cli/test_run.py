@@ -1,27 +1,14 @@
-"""`safer attack` and `safer run`: from images to a row."""
-
-from __future__ import annotations
-
-import shutil
-
 import pytest
 
-from tests.conftest import PACS, needs_pacs
+from tests.conftest import needs_pacs
+from tests.data.parts import pacs_excerpt
 
 QUICK = ("--architecture", "small", "--batch", 16, "--lr", "1e-3", "--steps")
 
 
 @needs_pacs
 def test_an_excerpt_of_pacs_from_training_to_a_row(safer, good, tmp_path, monkeypatch):
-    """4 domains x 7 classes x 20 images of PACS: train a source and a surrogate, attack, run."""
-    monkeypatch.setenv("SAFER_CACHE", str(tmp_path / "cache"))
-    root = tmp_path / "PACS"
-    for place in sorted(PACS.glob("*/*")):
-        target = root / place.relative_to(PACS)
-        target.mkdir(parents=True)
-        for image in sorted(place.iterdir())[:20]:
-            shutil.copy(image, target)
-    common = ("--data", root, "--target", "art_painting", "--side", 48)
+    common = ("--data", pacs_excerpt(tmp_path / "PACS", 20), "--target", "art_painting", "--side", 48)
     source, surrogate, store = tmp_path / "source.safetensors", tmp_path / "surrogate.safetensors", tmp_path / "store"
     model = good("train", "source", *common, *QUICK, 30, "--out", source)
     assert model["validation_accuracy"] > 100 / 7
@@ -36,7 +23,7 @@ def test_an_excerpt_of_pacs_from_training_to_a_row(safer, good, tmp_path, monkey
     assert (row["dataset"], row["target"], row["images"]) == ("pacs", "art_painting", 140)
     monkeypatch.setattr("safer_tta.bench.run.Record.add", lambda *_: pytest.fail("it was run again"))
     assert good(*run) == row
-    assert row["run"] in safer(*run).output
+    assert row["run"] in safer(*run).stdout
 
 
 def test_a_clean_run_does_not_depend_on_the_threat(good, source_file, tmp_path):

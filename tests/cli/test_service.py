@@ -1,7 +1,3 @@
-"""`safer serve` and `safer send`."""
-
-from __future__ import annotations
-
 import inspect
 import json
 
@@ -20,14 +16,13 @@ def test_the_command_serves_what_adapt_recommends():
 
 
 def test_options_reach_the_service(safer, source_file, tmp_path, monkeypatch):
-    """The service that the command would run, and how."""
     asked = []
     monkeypatch.setattr("safer_tta.serve.server.serve", lambda made, **how: asked.append((made, how)))
     (tmp_path / "tokens").write_text(json.dumps({"anna": "a" * 20}))
     options = "--method pl --norm medbn --views 3 --side 32 --abstain 0.3 --seconds 2 --seed 5 --port 0 --memory 3"
     options += " --queue 4 --rate 5 --images 6 --precision bfloat16"
     ended = safer("serve", "--model", source_file, "--tokens", tmp_path / "tokens", *options.split())
-    assert ended.code == 0, ended.errors
+    assert ended.returncode == 0, ended.stderr
     ((made, how),) = asked
     assert (made.model, made.method, made.norm, made.side) == (source_file, "pl", "medbn", 32)
     assert made.predictor == {"name": "safer-g", "views": 3}

@@ -1,7 +1,5 @@
 """A small server on loopback that speaks docs/serve.md and can be made to fail, and a client of it."""
 
-from __future__ import annotations
-
 import io
 import json
 import re

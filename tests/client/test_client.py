@@ -1,41 +1,34 @@
-"""The client against a small server that can be made to fail."""
-
-from __future__ import annotations
-
 import copy
 import email.utils
 import re
 import socket
-import subprocess
-import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from safer_tta.client import Client, ServiceError
 from safer_tta.errors import InvalidTypeError, InvalidValueError, SaferError
-from tests.client.conftest import CLASSES, TOKEN, Service, parts, pictures, png, random_images, refuse
+from tests.client.conftest import CLASSES, TOKEN, parts, pictures, png, random_images, refuse
+from tests.processes import python
 from tests.serve.helpers import free_port
 
 
-def test_streams_are_created_listed_changed_and_deleted(service: Service, client: Client) -> None:
+def test_streams_are_created_listed_changed_and_deleted(service, client):
     assert client.create()["name"] == "made-up"
     assert [s["name"] for s in client.streams()] == ["gate-7", "made-up"]
     assert client.stream("gate-7")["batches"] == 0
-    assert client.freeze("gate-7")["frozen"] is True
-    assert client.unfreeze("gate-7")["frozen"] is False
-    assert client.reset("gate-7")["reset"] == 1
-    assert client.rollback("gate-7")["rollback"] == 1
+    for change, frozen in (("freeze", True), ("unfreeze", False), ("reset", False), ("rollback", False)):
+        changed = getattr(client, change)("gate-7")
+        assert (changed["frozen"], changed[change]) == (frozen, 1)
     client.delete("made-up")
     assert list(service.streams) == ["gate-7"]
     assert client.model()["classes"] == CLASSES
     assert client.audit()[0]["what"] == "create"
 
 
-def test_labels_are_sent_and_reports_are_listed(service: Service, client: Client) -> None:
+def test_labels_are_sent_and_reports_are_listed(service, client):
     for seed in range(3):
         client.send("gate-7", random_images(seed=seed))
     assert client.label("gate-7", 1, np.array([0, 2, 1]))["accuracy"] == 50.0
@@ -45,26 +38,22 @@ def test_labels_are_sent_and_reports_are_listed(service: Service, client: Client
     assert service.requests[-1].query == {"last": ["100"]}
 
 
-def test_a_service_may_be_mounted_below_a_path(service: Service) -> None:
+def test_a_service_may_be_mounted_below_a_path(service):
     with Client(service.url + "/behind/proxy/", TOKEN) as client, pytest.raises(ServiceError):
         client.model()
     assert service.requests[-1].path == "/behind/proxy/v1/model"
 
 
-# Images
-
-
 @pytest.mark.parametrize("layout", ["last", "first", "strided"])
-def test_arrays_arrive_as_they_are(service: Service, client: Client, layout: str) -> None:
+def test_arrays_arrive_as_they_are(service, client, layout):
     images = random_images()
     images = {"last": images, "first": images.transpose(0, 3, 1, 2), "strided": images[:, ::2]}[layout]
     answer = client.send("gate-7", images)
-    assert answer["number"] == 0
-    assert len(answer["labels"]) == 3
+    assert (answer["number"], len(answer["labels"])) == (0, 3)
     np.testing.assert_array_equal(pictures(service.requests[-1]), images)
 
 
-def test_files_and_bytes_arrive_as_they_are(service: Service, client: Client, tmp_path: Path) -> None:
+def test_files_and_bytes_arrive_as_they_are(service, client, tmp_path):
     images = random_images()
     contents = [png(image) for image in images]
     named = tmp_path / 'a "quoted" ü.png'
@@ -78,35 +67,29 @@ def test_files_and_bytes_arrive_as_they_are(service: Service, client: Client, tm
     np.testing.assert_array_equal(pictures(service.requests[-1]), images)
 
 
-def test_invalid_images_are_not_sent(service: Service, client: Client) -> None:
+def test_invalid_images_are_not_sent(service, client):
     one = random_images()[0]
-    batches: list[Any] = [random_images().astype(np.float32), one, random_images()[..., :2], random_images()[:0], []]
+    batches = [random_images().astype(np.float32), one, random_images()[..., :2], random_images()[:0], []]
     for images in (*batches, np.array([[[[{}]]]], dtype=object)):
         with pytest.raises(InvalidValueError, match="expected"):
             client.send("gate-7", images)
-    single: list[Any] = ["cat.png", b"\x89PNG", Path("cat.png"), [one]]
+    single = ["cat.png", b"\x89PNG", Path("cat.png"), [one]]
     for images in single:
         with pytest.raises(InvalidTypeError, match="expected"):
             client.send("gate-7", images)
     assert not service.requests
 
 
-# Retries
-
-
 @pytest.mark.parametrize("fault", ["drop", "lose", *(refuse(s, "not now") for s in (429, 502, 503, 504))])
 @pytest.mark.parametrize("form", ["array", "files"])
-def test_a_batch_is_sent_again_and_applied_once(
-    service: Service, client: Client, waits: list[float], fault: Any, form: str
-) -> None:
+def test_a_batch_is_sent_again_and_applied_once(service, client, waits, fault, form):
     images = random_images()
     service.faults = [fault, fault]
     answer = client.send("gate-7", images if form == "array" else [png(image) for image in images])
     assert answer["number"] == 0
     assert service.streams["gate-7"]["batches"] == 1
     sent = service.asked("POST", "/batches")
-    assert len(sent) == 3
-    assert len({r.key for r in sent}) == 1
+    assert (len(sent), len({r.key for r in sent})) == (3, 1)
     assert re.fullmatch("[0-9a-f]{32}", sent[0].key)
     for request in sent:
         np.testing.assert_array_equal(pictures(request), images)
@@ -114,7 +97,7 @@ def test_a_batch_is_sent_again_and_applied_once(
     assert 0.25 <= waits[1] <= 0.5
 
 
-def test_every_batch_has_its_own_key_unless_one_is_given(service: Service, client: Client) -> None:
+def test_every_batch_has_its_own_key_unless_one_is_given(service, client):
     for key in (None, None, "mine:1", "mine:1"):
         client.send("gate-7", random_images(), key=key)
     keys = [r.key for r in service.asked("POST", "/batches")]
@@ -123,7 +106,7 @@ def test_every_batch_has_its_own_key_unless_one_is_given(service: Service, clien
     assert service.streams["gate-7"]["batches"] == 3
 
 
-def test_invalid_keys_and_names_are_not_sent(service: Service, client: Client) -> None:
+def test_invalid_keys_and_names_are_not_sent(service, client):
     for key in ("", "x" * 129, "two\nlines", "ü", "a blank"):
         with pytest.raises(InvalidValueError, match="key is"):
             client.send("gate-7", random_images(), key=key)
@@ -133,30 +116,20 @@ def test_invalid_keys_and_names_are_not_sent(service: Service, client: Client) -
     assert not service.requests
 
 
-@pytest.mark.parametrize(
-    ("value", "least", "most"),
-    [
-        ("3", 3, 3.25),
-        ("0", 0, 0.25),
-        ("86400", 30, 30.25),
-        ("-5", 0, 0.25),
-        ("nan", 0, 0.25),
-        ("soon", 0, 0.25),
-        (email.utils.formatdate(time.time() + 3600, usegmt=True), 30, 30.25),
-        (email.utils.formatdate(time.time() - 3600, usegmt=True), 0, 0.25),
-    ],
-    ids=["3 s", "0 s", "a day", "negative", "nan", "a word", "in an hour", "an hour ago"],  # the same in every process
-)
-def test_retry_after_is_honoured_within_bounds(
-    service: Service, client: Client, waits: list[float], value: str, least: float, most: float
-) -> None:
+SECONDS = {"3": 3, "0": 0, "86400": 30, "-5": 0, "nan": 0, "soon": 0, "in an hour": 30, "an hour ago": 0}
+DATES = {"in an hour": 3600, "an hour ago": -3600}
+
+
+@pytest.mark.parametrize("said", SECONDS)
+def test_retry_after_is_honoured_within_bounds(service, client, waits, said):
+    value = email.utils.formatdate(time.time() + DATES[said], usegmt=True) if said in DATES else said
     service.faults = [refuse(429, "too much at once", Retry_After=value)]
     client.send("gate-7", random_images())
     assert len(waits) == 1
-    assert least <= waits[0] <= most
+    assert SECONDS[said] <= waits[0] <= SECONDS[said] + 0.25
 
 
-def test_retries_are_limited(service: Service, waits: list[float]) -> None:
+def test_retries_are_limited(service, waits):
     service.faults = [refuse(429, "the queue is full", Retry_After="1")] * 9
     with Client(service.url, retries=2) as client, pytest.raises(ServiceError, match="the queue is full") as caught:
         client.model()
@@ -165,9 +138,7 @@ def test_retries_are_limited(service: Service, waits: list[float]) -> None:
 
 
 @pytest.mark.parametrize("what", ["create", "delete", "rollback"])
-def test_a_request_that_may_have_been_done_is_not_repeated(
-    service: Service, client: Client, waits: list[float], what: str
-) -> None:
+def test_a_request_that_may_have_been_done_is_not_repeated(service, client, waits, what):
     service.faults = ["lose"]
     with pytest.raises(ServiceError, match="may have done it") as caught:
         getattr(client, what)("gate-7")
@@ -182,10 +153,7 @@ def test_a_request_that_may_have_been_done_is_not_repeated(
     assert len(waits) == 1
 
 
-# Errors
-
-
-def test_errors_have_the_status_and_the_words_of_the_service(service: Service, client: Client) -> None:
+def test_errors_have_the_status_and_the_words_of_the_service_and_can_be_copied(service, client):
     with pytest.raises(ServiceError) as caught:
         client.stream("nowhere")
     assert (caught.value.status, caught.value.message) == (404, "there is no stream nowhere")
@@ -193,27 +161,18 @@ def test_errors_have_the_status_and_the_words_of_the_service(service: Service, c
     assert isinstance(caught.value, SaferError)
     assert len(service.requests) == 1
     service.faults = [refuse(409, "this key came with other images")]
-    with pytest.raises(ServiceError, match="other images"):
+    with pytest.raises(ServiceError, match="other images") as caught:
         client.send("gate-7", random_images())
+    copied = copy.copy(caught.value)  # as process pools do
+    assert (copied.status, copied.message) == (409, "this key came with other images")
 
 
-def test_an_error_can_be_copied_as_process_pools_do() -> None:
-    error = copy.copy(ServiceError(429, "later"))
-    assert (error.status, error.message) == (429, "later")
+OTHERS = [(200, {}, body) for body in (b"<html>welcome</html>", b"[1, 2]", b"{}")]
+OTHERS += [(401, {}, b"<html>who are you</html>"), (500, {}, b"[]")]
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [
-        (200, {}, b"<html>welcome</html>"),
-        (200, {}, b"[1, 2]"),
-        (200, {}, b"{}"),
-        (401, {}, b"<html>who are you</html>"),
-        (500, {}, b"[]"),
-        (307, {"Location": "http://127.0.0.1:9/elsewhere"}, b""),
-    ],
-)
-def test_answers_of_other_services_are_refused(service: Service, client: Client, fault: Any) -> None:
+@pytest.mark.parametrize("fault", [*OTHERS, (307, {"Location": "http://127.0.0.1:9/elsewhere"}, b"")])
+def test_answers_of_other_services_are_refused(service, client, fault):
     service.faults = [fault]
     with pytest.raises(ServiceError, match="not as the API does") as caught:
         client.streams()
@@ -221,18 +180,16 @@ def test_answers_of_other_services_are_refused(service: Service, client: Client,
     assert len(service.requests) == 1
 
 
-def test_a_missing_service_is_reported(waits: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_service_is_reported(waits, monkeypatch):
     monkeypatch.setenv("NO_PROXY", "*")
     port = free_port()
     with Client(f"http://127.0.0.1:{port}", TOKEN) as client, pytest.raises(ServiceError) as caught:
         client.create("gate-7")
-    assert caught.value.status == 0
-    assert f"cannot connect to http://127.0.0.1:{port}" in str(caught.value)
-    assert "safer serve" in str(caught.value)
-    assert len(waits) == 5
+    assert re.search(f"cannot connect to http://127.0.0.1:{port}.*safer serve", str(caught.value))
+    assert (caught.value.status, len(waits)) == (0, 5)
 
 
-def test_a_service_that_never_answers_is_reported(service: Service) -> None:
+def test_a_service_that_never_answers_is_reported(service):
     deaf = socket.create_server(("127.0.0.1", 0))
     client = Client(f"http://127.0.0.1:{deaf.getsockname()[1]}", timeout=0.05, retries=0)
     with deaf, client, pytest.raises(ServiceError, match=r"ReadTimeout.*raise the timeout of 0\.05 s") as caught:
@@ -240,7 +197,7 @@ def test_a_service_that_never_answers_is_reported(service: Service) -> None:
     assert caught.value.status == 0
 
 
-def test_the_token_is_sent_and_never_shown(service: Service) -> None:
+def test_the_token_is_sent_and_never_shown(service):
     service.faults = [refuse(401, "wrong token"), "drop"]
     with Client(service.url, TOKEN + "\n", retries=0) as client:
         shown = [repr(client), str(client), repr(vars(client))]
@@ -255,36 +212,31 @@ def test_the_token_is_sent_and_never_shown(service: Service) -> None:
     assert "authorization" not in service.requests[-1].headers
 
 
-def test_invalid_options_are_refused_and_secrets_not_shown() -> None:
+def test_invalid_options_are_refused_and_secrets_not_shown():
     urls = ["127.0.0.1:8017", "ftp://host", "http://", "http://host:port", "http://u:s3cr@host", "http://h?t=s3cr"]
     tokens = ["", "two s3crs", "s3cret\r\nX-Evil: 1", "s3crét"]
-    options: list[dict[str, Any]] = [{"url": url} for url in urls] + [{"token": token} for token in tokens]
+    options = [{"url": url} for url in urls] + [{"token": token} for token in tokens]
     for option in (*options, {"timeout": 0}, {"timeout": float("nan")}, {"retries": -1}):
         with pytest.raises(InvalidValueError, match=f"{next(iter(option))} is") as caught:
             Client(**{"url": "http://127.0.0.1:1", **option})
         assert "s3cr" not in str(caught.value)
 
 
-def test_without_httpx_the_error_says_what_to_install() -> None:
+def test_without_httpx_the_error_says_what_to_install():
     code = "import sys; sys.modules['httpx'] = sys.modules['torch'] = None\n"  # and torch is not needed at all
     code += "from safer_tta.client import Client\nClient('http://127.0.0.1:1')"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.stderr.splitlines()[-1].endswith(
-        "MissingPackageError: the client needs httpx: pip install 'safer-tta[serve]'"
-    )
+    missing = "MissingPackageError: the client needs httpx: pip install 'safer-tta[serve]'\n"
+    assert python("-c", code).stderr.endswith(missing)
 
 
-# The feed
-
-
-def test_the_feed_is_read_as_the_standard_says(service: Service, client: Client) -> None:
+def test_the_feed_is_read_as_the_standard_says(service, client):
     reports = list(client.follow("gate-7"))
     assert reports == [{"number": 0, "alarm": ""}, {"number": 1, "views": ["a\u2028b → c"]}]
-    assert service.requests[-1].headers["accept"] == "text/event-stream"
-    assert service.requests[-1].headers["authorization"] == f"Bearer {TOKEN}"
+    headers = service.requests[-1].headers
+    assert (headers["accept"], headers["authorization"]) == ("text/event-stream", f"Bearer {TOKEN}")
 
 
-def test_the_feed_is_open_before_it_is_read_and_can_be_closed(service: Service, client: Client) -> None:
+def test_the_feed_is_open_before_it_is_read_and_can_be_closed(service, client):
     service.faults = [refuse(503, "starting")]
     feed = client.follow("gate-7")
     assert len(service.asked("GET", "/reports")) == 2
@@ -293,7 +245,7 @@ def test_the_feed_is_open_before_it_is_read_and_can_be_closed(service: Service, 
     assert client.stream("gate-7")["name"] == "gate-7"
 
 
-def test_invalid_feeds_are_refused(service: Service, client: Client) -> None:
+def test_feeds_that_are_invalid_or_break_are_reported(service, client):
     with pytest.raises(ServiceError, match="no stream nowhere") as caught:
         client.follow("nowhere")
     assert caught.value.status == 404
@@ -303,13 +255,9 @@ def test_invalid_feeds_are_refused(service: Service, client: Client) -> None:
     service.feed = b"event: report\ndata: {broken\n\n"
     with pytest.raises(ServiceError, match="not as the API does"):
         list(client.follow("gate-7"))
-
-
-def test_a_feed_that_breaks_is_reported(service: Service, client: Client) -> None:
     short = b'event: report\ndata: {"number": 0}\n\n'
     service.faults = [(200, {"Content-Type": "text/event-stream", "Transfer-Encoding": "chunked"}, b"ffff\r\n" + short)]
     service.faults[0][1]["Connection"] = "close"
-    feed = client.follow("gate-7")
     with pytest.raises(ServiceError, match="broke") as caught:
-        list(feed)
+        list(client.follow("gate-7"))
     assert caught.value.status == 0

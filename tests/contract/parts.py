@@ -4,8 +4,6 @@ A newly registered thing is covered by being registered. What is named in these 
 is the paper's own list, or needs options to learn from batches as few and as small as these.
 """
 
-from __future__ import annotations
-
 import torch
 
 DEVICES = ["cpu"]

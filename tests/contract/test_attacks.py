@@ -1,7 +1,5 @@
 """One contract for every registered attack."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

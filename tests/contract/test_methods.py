@@ -1,7 +1,5 @@
 """One contract for every registered method on every registered predictor."""
 
-from __future__ import annotations
-
 import warnings
 
 import pytest
@@ -11,7 +9,7 @@ import safer_tta
 from safer_tta import methods, predictors
 from safer_tta.bench.experiment import AttackOn, Experiment
 from safer_tta.bench.run import check_attackable
-from tests.conftest import CLASSES, LEARNING, batches, classifier, learnt
+from tests.conftest import CLASSES, LEARNING, batches, classifier, identical, learnt, same
 from tests.contract.parts import BAD_BATCHES, DEVICES
 
 
@@ -20,8 +18,16 @@ def make(method: str, predictor: str, seed: int = 0, **options: object) -> metho
     return methods.create(method, asked, **LEARNING.get(method, {}))
 
 
-def same(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> bool:
-    return one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
+@pytest.fixture
+def adapted(method: str, predictor: str) -> methods.Method:
+    return make(method, predictor)
+
+
+@pytest.fixture
+def before(adapted: methods.Method) -> dict[str, torch.Tensor]:
+    """Its state, after it has learnt from a batch."""
+    list(adapted.stream(batches(1)))
+    return adapted.state_dict()
 
 
 ALIGNING = {"tsd"}  # learns from the features that the gate lets in
@@ -40,7 +46,7 @@ def test_under_the_gate_a_method_learns_as_under_safer(method):
             torch.testing.assert_close(answer.probs, shown)
             torch.testing.assert_close(answer.logits.softmax(dim=1), shown, rtol=0, atol=1e-4)
     state = {name: tensor for name, tensor in gated.state_dict().items() if name != "predictor.seen"}
-    assert same(state, pooled.state_dict()) == (method not in ALIGNING)
+    assert identical(state, pooled.state_dict()) == (method not in ALIGNING)
     frozen = gated.freeze()(stream[0])
     if gated.by_predictor:
         assert not torch.allclose(frozen.probs, pooled.freeze()(stream[0]).probs)
@@ -49,63 +55,54 @@ def test_under_the_gate_a_method_learns_as_under_safer(method):
 @pytest.mark.parametrize("predictor", predictors.PREDICTORS)
 @pytest.mark.parametrize("method", methods.METHODS)
 class TestMethod:
-    def test_answers(self, method, predictor):
-        adapted = make(method, predictor)
+    def test_answers(self, adapted):
         for prediction in adapted.stream(batches(3)):
             assert prediction.probs.shape == (6, CLASSES)
             assert torch.isfinite(prediction.probs).all()
             assert not prediction.probs.requires_grad
             assert not prediction.report.weights.requires_grad
 
-    def test_same_seed_same_stream(self, method, predictor):
-        one, two = make(method, predictor), make(method, predictor)
-        for a, b in zip(learnt(one, batches(3)), learnt(two, batches(3)), strict=True):
+    def test_same_seed_same_stream(self, method, predictor, adapted):
+        other = make(method, predictor)
+        for a, b in zip(learnt(adapted, batches(3)), learnt(other, batches(3)), strict=True):
             assert torch.equal(a, b)
-        assert same(one.state_dict(), two.state_dict())
+        assert identical(adapted.state_dict(), other.state_dict())
 
-    def test_reset_replays(self, method, predictor):
-        adapted = make(method, predictor)
+    def test_reset_replays(self, adapted):
         start = adapted.state_dict()
         first = learnt(adapted, batches(3))
         adapted.reset()
-        assert same(adapted.state_dict(), start)
+        assert identical(adapted.state_dict(), start)
         assert all(torch.equal(a, b) for a, b in zip(first, learnt(adapted, batches(3)), strict=True))
 
-    def test_restore_keeps_the_generator_running(self, method, predictor):
-        adapted = make(method, predictor)
+    def test_restore_keeps_the_generator_running(self, adapted):
         start = adapted.state_dict()
         learnt(adapted, batches(2))
         moved = adapted.predictor.generator.get_state()
         adapted.restore()
         assert torch.equal(adapted.predictor.generator.get_state(), moved)
-        start.pop("generator")
-        after = adapted.state_dict()
-        after.pop("generator")
-        assert same(after, start)
+        assert same(adapted.state_dict(), start)
 
-    def test_save_load_resume_is_bit_identical(self, method, predictor, tmp_path):
+    def test_save_load_resume_is_bit_identical(self, method, predictor, adapted, tmp_path):
         stream = batches(5, size=8)  # the pause is between two updates of the memories that learn every 6 images
         never_stopped = make(method, predictor)
         expected = [p.probs for p in never_stopped.stream(stream)]
-        first = make(method, predictor)
-        learnt(first, stream[:2])
-        first.save(tmp_path / "half.safetensors")
+        learnt(adapted, stream[:2])
+        adapted.save(tmp_path / "half.safetensors")
         second = make(method, predictor, seed=77).load(tmp_path / "half.safetensors")
         resumed = learnt(second, stream[2:])
         assert all(torch.equal(a, b) for a, b in zip(expected[2:], resumed, strict=True))
-        assert same(second.state_dict(), never_stopped.state_dict())
+        assert identical(second.state_dict(), never_stopped.state_dict())
 
-    def test_predict_moves_nothing_and_says_what_adapting_would_say(self, method, predictor, images):
-        adapted = make(method, predictor)
-        list(adapted.stream(batches(1)))
-        before = adapted.state_dict()
+    def test_predict_moves_nothing_and_says_what_adapting_would_say(self, adapted, before, images):
         foreseen = adapted.predict(images)
-        assert same(adapted.state_dict(), before)
-        assert torch.equal(foreseen.probs, adapted(images).probs)
+        assert identical(adapted.state_dict(), before)
+        answered = adapted(images)
+        assert torch.equal(foreseen.probs, answered.probs)
+        torch.testing.assert_close(foreseen.suspicion, answered.suspicion, rtol=0, atol=0)
 
-    def test_an_attacker_can_reach_what_answers(self, method, predictor, images):
+    def test_an_attacker_can_reach_what_answers(self, method, adapted, images):
         """Where a method says that its predictor answers, it does so inside answering(): else EOT attacks another."""
-        adapted = make(method, predictor)
         if not adapted.by_predictor:  # a teacher, prototypes: the bench refuses to attack these this way
             attack = AttackOn(name="eot", threat={})
             with pytest.raises(ValueError, match="overstate its robustness"):
@@ -117,62 +114,48 @@ class TestMethod:
         with torch.no_grad(), adapted.answering():
             assert torch.equal(adapted.predictor(images, draw, track=False).probs, foreseen.probs)
 
-    def test_frozen_learns_nothing(self, method, predictor, images):
-        adapted = make(method, predictor).freeze()
-        before = adapted.state_dict()
-        adapted(images)
-        after = adapted.state_dict()
-        before.pop("generator")
-        after.pop("generator")
-        assert same(after, before)
-        adapted.unfreeze()
-        adapted(images)
+    def test_frozen_learns_nothing(self, adapted, images):
+        start = adapted.state_dict()
+        adapted.freeze()(images)
+        assert same(adapted.state_dict(), start)
+        adapted.unfreeze()(images)
         if adapted.updates != "none":
-            assert not same({k: adapted.state_dict()[k] for k in before}, before)
+            assert not same({name: adapted.state_dict()[name] for name in start}, start)
 
     @pytest.mark.parametrize("bad", BAD_BATCHES)
-    def test_a_bad_batch_changes_nothing(self, method, predictor, bad):
-        adapted = make(method, predictor)
-        list(adapted.stream(batches(1)))
-        before = adapted.state_dict()
+    def test_a_bad_batch_changes_nothing(self, adapted, before, bad):
         with pytest.raises((ValueError, TypeError), match="expected"):
             adapted(BAD_BATCHES[bad])
-        assert same(adapted.state_dict(), before)
+        assert identical(adapted.state_dict(), before)
 
-    def test_a_failure_on_the_way_changes_nothing(self, method, predictor, monkeypatch):
-        adapted = make(method, predictor)
-        list(adapted.stream(batches(1)))
-        before = adapted.state_dict()
-
+    def test_a_failure_on_the_way_changes_nothing(self, adapted, before, monkeypatch):
         def fail(*_: object) -> None:
             raise RuntimeError("out of memory, say")
 
         monkeypatch.setattr(safer_tta.Classifier, "normalise", fail)  # in whichever model is asked first
         with pytest.raises(RuntimeError, match="out of memory"):
             adapted(batches(1, seed=4)[0])
-        assert same(adapted.state_dict(), before)
+        assert identical(adapted.state_dict(), before)
 
-    def test_works_whatever_mode_the_caller_is_in(self, method, predictor):
-        expected = [p.probs for p in make(method, predictor).stream(batches(2))]
+    def test_works_whatever_mode_the_caller_is_in(self, method, predictor, adapted):
+        expected = [p.probs for p in adapted.stream(batches(2))]
         with torch.no_grad():
             quiet = [p.probs for p in make(method, predictor).stream(batches(2))]
         with torch.inference_mode():
             settings = predictors.create(predictor, classifier())
-            adapted = safer_tta.adapt(classifier(), method, settings, seed=0, **LEARNING.get(method, {}))
-            inference = [p.probs for p in adapted.stream(batches(2))]
+            another = safer_tta.adapt(classifier(), method, settings, seed=0, **LEARNING.get(method, {}))
+            inference = [p.probs for p in another.stream(batches(2))]
         assert all(torch.equal(a, b) for a, b in zip(expected, quiet, strict=True))
         assert all(torch.equal(a, b) for a, b in zip(expected, inference, strict=True))
 
     @pytest.mark.parametrize("device", DEVICES)
-    def test_follows_to_a_device(self, method, predictor, device):
-        adapted = make(method, predictor)
+    def test_follows_to_a_device(self, adapted, device):
         list(adapted.stream(batches(1)))
         adapted.to(device)
         assert adapted(batches(1)[0]).probs.device.type == device
         adapted.reset()
 
-    def test_short_last_batch_and_single_image(self, method, predictor):
-        adapted = make(method, predictor)
+    def test_short_last_batch_and_single_image(self, adapted):
         list(adapted.stream(batches(2)))
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "a batch of one image")  # that SAFER says so, once, is tested elsewhere
@@ -190,5 +173,4 @@ class TestMethod:
         described = methods.describe(method)
         assert described["what"]
         assert "forward" in described["cost"]
-        if method not in ("none",):
-            assert described["paper"], "the module's docstring cites its paper"
+        assert described["paper"] or method == "none", "the module's docstring cites its paper"

@@ -1,7 +1,5 @@
 """One contract for every registered operator, preset, pooling rule and mixing."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -40,7 +38,6 @@ class TestOperator:
         assert torch.equal(images, kept)
 
     def test_images_do_not_mix(self, name, device):
-        """An image comes out the same whoever its neighbours are."""
         operator, images = OPERATORS[name], batches(1)[0].to(device)
         if operator.random:
             pytest.skip("noise is drawn for the whole batch at once")
@@ -90,9 +87,8 @@ class TestRule:
         weights = pooling.weights(name, probs, features)
         assert weights.shape == probs.shape[:2]
         assert (weights >= 0).all()
-        assert torch.allclose(
-            weights.sum(0), torch.ones(6, dtype=dtype), atol=1e-2 if dtype == torch.bfloat16 else 1e-6
-        )
+        tolerance = 1e-2 if dtype == torch.bfloat16 else 1e-6
+        assert torch.allclose(weights.sum(0), torch.ones(6, dtype=dtype), atol=tolerance)
 
     @pytest.mark.parametrize("count", [1, 2])
     def test_few_views(self, name, dtype, count):

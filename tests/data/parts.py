@@ -1,7 +1,6 @@
 """Small folders of images and small domains."""
 
-from __future__ import annotations
-
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,6 +8,7 @@ import numpy as np
 from PIL import Image
 
 from safer_tta.data import Domain
+from tests.conftest import PACS
 
 
 def picture(path: Path, colour: tuple[int, int, int] = (10, 200, 30), size: tuple[int, int] = (20, 16)) -> None:
@@ -23,7 +23,16 @@ def image_folder(
     for d, domain in enumerate(domains):
         for c, name in enumerate(classes):
             for i in range(count):
-                picture(root / domain / name / f"{i}.png", (40 * d, 80 * c, 20 * i))
+                picture(root / domain / name / f"{i}.png", (40 * d, 80 * c % 256, 20 * i))
+    return root
+
+
+def pacs_excerpt(root: Path, count: int) -> Path:
+    """Copy the first images of every class of PACS."""
+    for place in sorted(PACS.glob("*/*")):
+        (root / place.relative_to(PACS)).mkdir(parents=True)
+        for image in sorted(place.iterdir())[:count]:
+            shutil.copy(image, root / place.relative_to(PACS))
     return root
 
 

@@ -1,7 +1,3 @@
-"""Datasets: folders in the layouts in which they are published, and damage that is reported by file."""
-
-from __future__ import annotations
-
 import shutil
 import zlib
 
@@ -16,12 +12,17 @@ from tests.conftest import PACS, needs_pacs
 from tests.data.parts import image_folder, picture
 
 
-def open_small(root, cache, side=8):
-    return open_dataset(root, side=side, cache=cache)
+@pytest.fixture
+def root(tmp_path):
+    return image_folder(tmp_path / "data")
+
+
+def open_small(root, side=8):
+    return open_dataset(root, side=side, cache=root.parent / "cache")
 
 
 def test_any_folder_is_opened(tmp_path):
-    data = open_small(image_folder(tmp_path / "Mine"), tmp_path / "cache")
+    data = open_small(image_folder(tmp_path / "Mine"))
     assert (data.name, data.domains, data.classes) == ("mine", ("one", "two"), ("cat", "dog"))
     one = data.domain("one")
     assert one.images.shape == (6, 3, 8, 8)
@@ -29,39 +30,32 @@ def test_any_folder_is_opened(tmp_path):
     assert tuple(one.images[4, :, 0, 0]) == (0, 80, 20)
 
 
-def test_images_are_decoded_once(tmp_path, monkeypatch):
-    root = image_folder(tmp_path / "data")
-    first = open_small(root, tmp_path / "cache").domain("two")
-    monkeypatch.setattr("safer_tta.data.domains.decode", lambda *_: pytest.fail("decoded again"))
-    second = open_small(root, tmp_path / "cache").domain("two")
+def test_images_are_decoded_once_and_again_if_the_folder_changes(root):
+    first = open_small(root).domain("two")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("safer_tta.data.domains.decode", lambda *_: pytest.fail("decoded again"))
+        second = open_small(root).domain("two")
     assert isinstance(second.images, np.memmap)
     assert second.content == first.content
+    picture(root / "two" / "cat" / "new.png")
+    assert len(open_small(root).domain("two")) == len(first) + 1
 
 
-def test_a_changed_folder_is_decoded_again(tmp_path):
-    root = image_folder(tmp_path / "data")
-    first = open_small(root, tmp_path / "cache").domain("one")
-    picture(root / "one" / "cat" / "new.png")
-    assert len(open_small(root, tmp_path / "cache").domain("one")) == len(first) + 1
-
-
-def test_a_dataset_is_identified_by_side_and_contents(tmp_path):
-    root, cache = image_folder(tmp_path / "data", count=1), tmp_path / "cache"
-    first = open_small(root, cache).identity
-    assert open_small(root, cache).identity == first
-    assert open_small(root, cache, side=16).identity != first
+def test_a_dataset_is_identified_by_side_and_contents(root):
+    first = open_small(root).identity
+    assert open_small(root).identity == first
+    assert open_small(root, side=16).identity != first
     place = root / "two" / "dog" / "0.png"
     size = place.stat().st_size
     picture(place, (41, 80, 0))
     assert place.stat().st_size == size
-    assert open_small(root, cache).identity != first
+    assert open_small(root).identity != first
 
 
 @pytest.mark.parametrize("spelling", ["Real World", "RealWorld"])
 def test_office_home_has_two_spellings(tmp_path, spelling):
     found = ImageFolder(image_folder(tmp_path, ("Art", "Clipart", "Product", spelling)))
-    assert found.name == "officehome"
-    assert list(found.places) == ["art", "clipart", "product", "realworld"]
+    assert (found.name, [*found.places]) == ("officehome", ["art", "clipart", "product", "realworld"])
 
 
 @pytest.mark.parametrize("splits", [("train", "test"), ("full", "train", "test")])
@@ -70,8 +64,7 @@ def test_vlcs_has_splits_between_domain_and_class(tmp_path, splits):
         for split in splits:
             image_folder(tmp_path / place, (split,), ("bird", "car"), count=2)
     found = ImageFolder(tmp_path)
-    assert found.name == "vlcs"
-    assert found.classes == ("bird", "car")
+    assert (found.name, found.classes) == ("vlcs", ("bird", "car"))
     assert len(found.files("caltech")) == (4 if "full" in splits else 8)
 
 
@@ -81,57 +74,44 @@ def test_official_numbers_add_up():
             if official.per_class:
                 assert sum(official.per_class) == official.images
                 assert len(official.per_class) == known.classes
-    assert {name: sum(bool(o.per_class) for o in known.domains.values()) for name, known in KNOWN.items()} == {
-        "pacs": 4, "vlcs": 4, "officehome": 0,
-    }  # fmt: skip
+    counted = {name: sum(bool(o.per_class) for o in known.domains.values()) for name, known in KNOWN.items()}
+    assert counted == {"pacs": 4, "vlcs": 4, "officehome": 0}
 
 
-def test_an_empty_class_is_reported(tmp_path):
-    root = image_folder(tmp_path)
-    shutil.rmtree(root / "two" / "dog")
-    (root / "two" / "dog").mkdir()
+def test_what_is_missing_empty_or_too_deep_is_refused(root):
+    with pytest.raises(UnknownNameError, match=r"domain 'tow' is unknown \(did you mean 'two'.*one, two"):
+        open_dataset(root).domain("tow")
+    with pytest.raises(DataError, match="not a folder"):
+        open_dataset("/nowhere/at/all")
+    with pytest.raises(DataError, match="expected one/domain/class/image"):
+        check(root / "one")
+    for file in (root / "two" / "dog").iterdir():
+        file.unlink()
     with pytest.raises(DataError, match=r"two: no image in class 'dog'"):
         open_dataset(root)
 
 
-def test_unknown_domain_is_refused(tmp_path):
-    with pytest.raises(UnknownNameError, match=r"domain 'tow' is unknown \(did you mean 'two'.*one, two"):
-        open_dataset(image_folder(tmp_path)).domain("tow")
-
-
-def test_a_missing_folder_is_refused():
-    with pytest.raises(DataError, match="not a folder"):
-        open_dataset("/nowhere/at/all")
-
-
-def test_a_folder_too_deep_is_refused(tmp_path):
-    with pytest.raises(DataError, match="expected one/domain/class/image"):
-        check(image_folder(tmp_path) / "one")
-
-
-@pytest.mark.parametrize("damage", ["garbage", "truncated"])
-def test_an_unreadable_image_is_reported_and_nothing_is_kept(tmp_path, damage):
-    root = image_folder(tmp_path / "data")
-    bad = root / "one" / "cat" / "bad.jpg"
-    Image.effect_noise((64, 64), 90).convert("RGB").save(bad)
-    bad.write_bytes(b"not an image" if damage == "garbage" else bad.read_bytes()[:600])
-    with pytest.raises(DataError, match=r"bad\.jpg"):
-        open_small(root, tmp_path / "cache").domain("one")
-    assert not list((tmp_path / "cache").rglob("manifest.json"))
-    found = check(root)
-    assert len(found["unreadable"]) == 1
-    assert "bad.jpg" in found["unreadable"][0]
-
-
-def test_a_decompression_bomb_is_reported(tmp_path):
-    root = image_folder(tmp_path)
-    bomb = root / "one" / "cat" / "bomb.png"
-    picture(bomb)
-    raw = bytearray(bomb.read_bytes())
+def decompression_bomb(path):
+    picture(path)
+    raw = bytearray(path.read_bytes())
     raw[16:24] = (60000).to_bytes(4, "big") * 2
     raw[29:33] = zlib.crc32(raw[12:29]).to_bytes(4, "big")
-    bomb.write_bytes(raw)
-    assert "bomb.png" in check(root)["unreadable"][0]
+    path.write_bytes(raw)
+
+
+def truncated(path):
+    Image.effect_noise((64, 64), 90).convert("RGB").save(path, "JPEG")
+    path.write_bytes(path.read_bytes()[:600])
+
+
+@pytest.mark.parametrize("damaged", [lambda path: path.write_bytes(b"not an image"), truncated, decompression_bomb])
+def test_an_unreadable_image_is_reported_and_nothing_is_kept(root, damaged):
+    damaged(root / "one" / "cat" / "bad.png")
+    with pytest.raises(DataError, match=r"bad\.png"):
+        open_small(root).domain("one")
+    assert not list((root.parent / "cache").rglob("manifest.json"))
+    (unreadable,) = check(root)["unreadable"]
+    assert "bad.png" in unreadable
 
 
 def test_sixteen_bit_grey_keeps_its_brightness(tmp_path):
@@ -149,7 +129,5 @@ def test_check_compares_copies(tmp_path):
 @needs_pacs
 def test_pacs_has_the_official_numbers():
     found = check(PACS)
-    assert found["dataset"] == "pacs"
-    assert found["differences"] == []
-    assert found["unreadable"] == []
+    assert (found["dataset"], found["differences"], found["unreadable"]) == ("pacs", [], [])
     assert sum(sum(counts.values()) for counts in found["counts"].values()) == 9991

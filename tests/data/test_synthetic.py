@@ -1,7 +1,3 @@
-"""The embedded data: the same images every time."""
-
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -12,8 +8,7 @@ from safer_tta.data import synthetic
 def test_images_depend_only_on_domain_and_seed(name):
     images, labels = synthetic.domain(name, 14, seed=3)
     again, _ = synthetic.domain(name, 7, seed=3)
-    assert images.shape == (14, 3, 64, 64)
-    assert images.dtype == np.uint8
+    assert (images.shape, images.dtype) == ((14, 3, 64, 64), np.uint8)
     assert np.array_equal(images[:7], again)
     assert set(labels) == set(range(7))
     assert not np.array_equal(images, synthetic.domain(name, 14, seed=4)[0])

@@ -1,9 +1,7 @@
 """Figures on pages are what the rows in docs/results give, and pages ask only for figures that there are."""
 
-from __future__ import annotations
-
+import importlib
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,16 +10,11 @@ DOCS = Path(__file__).parents[2] / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
 
 
-@pytest.fixture(scope="module")
-def facts():
+@pytest.fixture
+def facts(monkeypatch):
     """The module docs/facts.py, which imports its neighbours by their names alone, as a script does."""
-    sys.path.insert(0, str(DOCS))
-    try:
-        import facts
-
-        yield facts
-    finally:
-        sys.path.remove(str(DOCS))
+    monkeypatch.syspath_prepend(DOCS)
+    return importlib.import_module("facts")
 
 
 def test_facts_are_computed_from_the_rows(facts):
@@ -50,13 +43,12 @@ def test_an_unknown_fact_stops_the_build(facts):
         hooks.replace("{{ no such / figure }}", {"cells": {}, "tables": {}}, "index.md")
 
 
-def test_a_mean_is_over_targets_and_seeds(facts):
+def test_a_mean_is_over_targets_and_seeds(facts, monkeypatch):
     """Two seeds on two targets, and a seed that lacks a target and does not count."""
     values = {("0", "a"): 10.0, ("0", "b"): 30.0, ("1", "a"): 20.0, ("1", "b"): 40.0, ("2", "a"): 99.0}
     rows = [{"method": "tent", "seed": s, "target": t, "accuracy": str(v)} for (s, t), v in values.items()]
     table = facts.Table("made-up", {"Tent": {"method": "tent"}}, {"clean": {}}, targets=("a", "b"), spread="deviation")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(facts, "read", lambda file: rows)
-        cells, markdown = table.make()
+    monkeypatch.setattr(facts, "read", lambda file: rows)
+    cells, markdown = table.make()
     assert cells == {"seeds": "0 and 1", "Tent / clean": "25.0"}
     assert markdown.splitlines()[-1] == "| Tent | 25.0 ± 7.1 |"

@@ -4,8 +4,6 @@
 dry run, scripts must only exist, and nothing is installed.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -22,6 +20,7 @@ import typer
 
 from safer_tta.cli import app
 from safer_tta.serve import schemas
+from tests.data.parts import image_folder
 from tests.serve.helpers import free_port
 
 ROOT = Path(__file__).parents[2]
@@ -92,7 +91,6 @@ COMMANDS |= {c for page in (ROOT / "docs").rglob("*.md") for c in re.findall(r"`
 
 
 def script(page: Path, port: int) -> str:
-    """Return the page as one program."""
     lines = [PRELUDE]
     for kind, body in blocks(page):
         if kind == "python":
@@ -123,22 +121,16 @@ def as_python(command: str, port: int) -> list[str]:
         return [f"serve({f'{own_process} --port {port}'!r}, {port})"]
     if kind == "bench":
         return [f"start({own_process!r})"]
-    if kind == "doctor":
-        return [f"run({command!r}, may_fail=True)"]  # it fails if it finds a problem with this machine
-    return [f"run({command + {'demo': ' --help', 'send': f' --url http://127.0.0.1:{port}'}.get(kind, '')!r})"]
+    more = {"demo": " --help", "send": f" --url http://127.0.0.1:{port}"}.get(kind, "")
+    return [f"run({command + more!r}, may_fail={kind == 'doctor'})"]  # it fails if it finds a problem with this machine
 
 
 @pytest.fixture
 def folder(tmp_path, source_file, monkeypatch):
-    from PIL import Image
-
     if not os.environ.get("SAFER_CACHE"):
         monkeypatch.setenv("SAFER_CACHE", str(source_file.parent / "cache"))
-    for place in ("FOLDER", *(f"PATH/TO/PACS/{domain}/{kind}" for domain in "ab" for kind in ("dog", "cat"))):
-        (tmp_path / place).mkdir(parents=True)
-        for number in range(3):
-            Image.new("RGB", (64, 64), (80 * number, 40, 90)).save(tmp_path / place / f"{number}.png")
-    return tmp_path
+    image_folder(tmp_path / "PATH" / "TO" / "PACS")
+    return image_folder(tmp_path, ["FOLDER"], ["."])
 
 
 @pytest.mark.parametrize(
@@ -153,13 +145,10 @@ def test_a_page_does_what_it_says(page, folder, source_file):
     assert ran.returncode == 0, f"{page.name}:\n{ran.stdout[-2000:]}\n{textwrap.shorten(ran.stderr[-4000:], 4000)}"
 
 
-def test_almost_all_python_is_run():
-    assert sum(kind == "{.python .no-run}" for page in PAGES for kind, _ in blocks(page)) <= MOST_NOT_RUN
-
-
-def test_pages_have_code_to_run():
+def test_pages_have_code_and_almost_all_python_is_run():
     """Otherwise the fences are not found, and nothing above could fail."""
     found = [kind for page in PAGES for kind, _ in blocks(page)]
+    assert found.count("{.python .no-run}") <= MOST_NOT_RUN
     assert found.count("python") >= 20
     assert found.count("bash") >= 8
 

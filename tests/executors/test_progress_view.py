@@ -1,7 +1,3 @@
-"""What is shown of a study that is under way."""
-
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest
@@ -21,18 +17,15 @@ def clock(monkeypatch):
 
 @pytest.fixture
 def tasks():
-    return [
-        Task("run", name, {"run": name}, passes=passes) for name, passes in (("one", 1.0), ("two", 3.0), ("x", 4.0))
-    ]
+    return [Task("run", name, {"run": name}, passes=n) for name, n in (("one", 1.0), ("two", 3.0), ("x", 4.0))]
 
 
-def finish(view: ProgressView, task: Task, place: Place) -> None:
+def finish(view, task, place):
     place.results.write({"run": task.name, "accuracy": 50.0})
     view(Event("finished", task))
 
 
 def test_the_time_left_follows_from_the_passes_that_are_done(tasks, clock, tmp_path):
-    """Tasks differ far too much to count them."""
     place = Place(tmp_path)
     finish(ProgressView(tasks[:1], place), tasks[0], place)
     with ProgressView(tasks, place) as view:  # of eight passes, one is done already

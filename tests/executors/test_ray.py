@@ -1,15 +1,9 @@
-"""A real Ray cluster of two workers gives the same rows as one process."""
-
-from __future__ import annotations
-
-import os
-import signal
 import time
 
 import pytest
 
 from safer_tta import executors
-from tests.bench.helpers import descendants, quick, rows_of
+from tests.bench.helpers import kill_workers, quick, rows_of
 
 
 @pytest.fixture(scope="module")
@@ -22,18 +16,14 @@ def cluster():
 
 @pytest.mark.parametrize("kill", [False, True])
 def test_ray_gives_the_same_rows(cluster, small, undisturbed, tmp_path, kill):
-    """Also if a worker is killed in the middle of a task."""
     study, place = quick(small, tmp_path)
     killed = []
 
-    def report(event: executors.Event) -> None:
+    def report(event):
         if kill and event.what == "started" and event.task.kind == "source":
             until = time.monotonic() + 60
             while not killed and time.monotonic() < until:  # until it is under way
-                workers = [child for child, line in descendants().items() if line.startswith(b"ray::_work")]
-                for worker in workers:
-                    os.kill(worker, signal.SIGKILL)
-                killed.extend(workers)
+                killed.extend(kill_workers(b"ray::_work"))
 
     assert executors.execute("ray", study.tasks, place, report, threads=1) == {}
     assert bool(killed) == kill

@@ -1,14 +1,11 @@
 """Test what the anchor keeps of a stream's first images."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
-import safer_tta
 from safer_tta.guards import Anchor
-from tests.conftest import batches, same, small_net
-from tests.guards.parts import guarded
+from tests.conftest import adapt_small, batches, identical, same
+from tests.guards.parts import EVERY, guarded, states_after
 
 
 def test_images_outlive_the_buffer_that_they_arrived_in():
@@ -20,10 +17,8 @@ def test_images_outlive_the_buffer_that_they_arrived_in():
 
 
 def test_a_failed_look_at_the_first_images_loses_nothing(monkeypatch):
-    guard = guarded("tent", least_agreement=0.5)
-    for images in batches(3):
-        guard(images)
-    learnt = guard.state_dict()
+    guard = guarded(least_agreement=0.5)
+    *_, learnt = states_after(guard, batches(3))
 
     def exhausted(method, images):
         raise torch.OutOfMemoryError("no memory for so many images at once")
@@ -35,28 +30,22 @@ def test_a_failed_look_at_the_first_images_loses_nothing(monkeypatch):
 
 
 def test_a_rollback_skips_states_that_have_forgotten_the_first_images():
-    guard = guarded("tent", window=1, snapshot_every=1, least_entropy=0.0, largest_share=1.0)
-    states = []
-    for images in batches(4):
-        guard(images)
-        states.append(guard.state_dict())
+    guard = guarded(**EVERY)
+    first, *_ = states_after(guard, batches(4))
     for _, snapshot in guard.memory.healthy[1:]:
         snapshot["model.norm1.weight"].neg_()  # as if learnt: finite, and worthless
         snapshot["model.norm2.weight"].neg_()
     guard.rollback()
     assert guard.counters["drifted_snapshots"] == 2
-    assert same(guard.state_dict(), states[0])
+    assert same(guard.state_dict(), first)
 
 
 def test_looking_at_the_first_images_changes_nothing():
     """Not the weights, not the generator: SAFER's views are the same with a rollback's look or without."""
-    guard = guarded("tent", predictor="safer")
-    for images in batches(2):
-        guard(images)
-    before = guard.state_dict()
+    guard = guarded(predictor="safer")
+    *_, before = states_after(guard, batches(2))
     assert guard.memory.anchor.agreement(guard.method) == 1.0
-    after = guard.state_dict()
-    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert identical(guard.state_dict(), before)
 
 
 def test_the_first_images_are_compared_under_one_draw_of_views():
@@ -69,9 +58,8 @@ def test_the_first_images_are_compared_under_one_draw_of_views():
 
 
 def test_agreement_is_the_share_of_the_first_images_answered_as_at_the_start():
-    anchor, start = Anchor(), guarded("tent").method
-    method = safer_tta.adapt(small_net(), "tent", "plain", seed=0, lr=0.3)
-    shares = []
+    start, method = adapt_small(), adapt_small(lr=0.3)
+    anchor, shares = Anchor(), []
     for images in batches(3, size=60):
         anchor.offer(images)
         method(images)
@@ -82,8 +70,7 @@ def test_agreement_is_the_share_of_the_first_images_answered_as_at_the_start():
 
 
 def test_the_anchor_holds_the_first_128_images():
-    anchor = Anchor()
-    stream = batches(3, size=60)
+    anchor, stream = Anchor(), batches(3, size=60)
     for images in stream:
         anchor.offer(images)
     assert torch.equal(anchor.images, (torch.cat(stream)[:128] * 255).round().to(torch.uint8))

@@ -1,7 +1,7 @@
 """The guard: nothing non-finite reaches the weights, collapse is found, and what was learnt from garbage is undone."""
 
-from __future__ import annotations
-
+import concurrent.futures
+import copy
 import itertools
 
 import pytest
@@ -11,8 +11,8 @@ from torch import nn
 import safer_tta
 from safer_tta import methods
 from safer_tta.guards import POLICIES, Guard
-from tests.conftest import CLASSES, batches, same, small_net
-from tests.guards.parts import guarded, one_class, quick
+from tests.conftest import CLASSES, adapt_small, batches, overflow_gradients, same, small_net
+from tests.guards.parts import EVERY, guarded, one_class, quick, states_after
 
 
 @pytest.mark.parametrize("method", methods.METHODS)
@@ -49,35 +49,25 @@ def test_a_repeated_image_is_a_collapse_and_rolled_back(method):
             assert same(guard.state_dict(), start)
 
 
-def test_a_non_finite_gradient_is_not_used():
-    guard = guarded("tent")
-    guard(batches(1)[0])
-    before = guard.state_dict()
-    hook = guard.classifier.model.norm1.weight.register_hook(lambda g: g * torch.inf)
-    prediction = guard(batches(1, seed=3)[0])
-    hook.remove()
-    assert prediction.report.health["non_finite_gradients"] == 1
-    assert torch.isfinite(prediction.probs).all()
-    assert same(guard.state_dict(), before)
-
-
-@pytest.mark.parametrize("method", ["tent", "sar"])
-def test_a_non_finite_gradient_teaches_nothing_without_a_guard(method):
-    adapted = safer_tta.adapt(small_net(), method, "plain", seed=0, validate=False)
-    adapted(batches(1)[0])
+@pytest.mark.parametrize(("method", "watch"), [("tent", Guard), ("tent", None), ("sar", None)])
+def test_a_non_finite_gradient_teaches_nothing_with_and_without_a_guard(method, watch):
+    adapted = adapt_small(method, validate=False)
+    ask = watch(adapted) if watch else adapted
+    ask(batches(1)[0])
     before = adapted.state_dict()
-    hook = adapted.classifier.model.norm1.weight.register_hook(lambda g: g * torch.inf)
-    prediction = adapted(batches(1, seed=3)[0])
+    hook = overflow_gradients(adapted)
+    prediction = ask(batches(1, seed=3)[0])
     hook.remove()
     assert adapted.refused == {"gradients": 1}
+    assert not watch or prediction.report.health["non_finite_gradients"] == 1
     assert torch.isfinite(prediction.probs).all()
     assert same(adapted.state_dict(), before)
-    adapted(batches(1, seed=4)[0])
+    ask(batches(1, seed=4)[0])
     assert not same(adapted.state_dict(), before)
 
 
 def test_non_finite_weights_are_rolled_back():
-    guard = guarded("tent")
+    guard = guarded()
     start = guard.state_dict()
     guard.method.commit = lambda *_: guard.classifier.model.norm1.weight.fill_(torch.nan)
     prediction = guard(batches(1)[0])
@@ -87,30 +77,18 @@ def test_non_finite_weights_are_rolled_back():
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_collapse(policy):
-    guard = guarded("tent", policy=policy, window=3, snapshot_every=1)
+    guard = guarded(policy=policy, window=3, snapshot_every=1)
     start = guard.state_dict()
-    states = []
-    for images in batches(6):
-        guard(images)
-        states.append(guard.state_dict())
+    *_, healthy, _ = states_after(guard, batches(6))  # the last after which a whole window was healthy
     assert guard.counters["collapses"] == 0
-    for _ in range(3):
-        guard(one_class())
-    healthy = states[4]  # the last after which a whole window was healthy
+    list(guard.stream([one_class()] * 3))
     assert guard.counters["collapses"] == 1
-    if policy == "freeze":
-        assert guard.frozen
-        assert same(guard.state_dict(), healthy)  # not the collapsed weights for good
-        for _ in range(3):
-            guard(one_class())
-        assert guard.counters["collapses"] == 1  # it cannot learn, so it cannot be sick
-    if policy == "reset":
-        assert same(guard.state_dict(), start)
-    if policy == "rollback":
-        assert same(guard.state_dict(), healthy)
-        assert guard.counters["rollbacks"] == 1
-    if policy == "warn":
-        assert not same(guard.state_dict(), healthy)
+    assert guard.counters["rollbacks"] == (policy in ("freeze", "rollback"))
+    assert same(guard.state_dict(), healthy) == (policy in ("freeze", "rollback"))  # no collapsed weights for good
+    assert same(guard.state_dict(), start) == (policy == "reset")
+    assert guard.frozen == (policy == "freeze")
+    list(guard.stream([one_class()] * 3))
+    assert guard.counters["collapses"] == (1 if guard.frozen else 2)  # it cannot learn, so it cannot be sick
 
 
 class Colours(nn.Module):
@@ -139,8 +117,7 @@ def test_collapse_is_detected_by_share_and_spread(brightness, of_one_class, coll
     guard = Guard(safer_tta.adapt(Colours(), "none", "plain", seed=0))
     images = torch.zeros(20, 3, 8, 8)
     images[:of_one_class, 0] = images[of_one_class:, 1] = brightness
-    for _ in range(7):
-        guard(images)
+    list(guard.stream([images] * 7))
     assert guard.counters["collapses"] == 0
     guard(images)
     assert guard.counters["collapses"] == collapsed
@@ -148,29 +125,21 @@ def test_collapse_is_detected_by_share_and_spread(brightness, of_one_class, coll
 
 def test_no_rollback_returns_into_a_collapse():
     """States that nobody had judged yet when it was found are given up with it."""
-    guard = guarded("tent", window=2, snapshot_every=1, least_agreement=0)
-    for images in batches(4):
-        guard(images)
-    sick = []
-    for _ in range(2):
-        guard(one_class())
-        sick.append(guard.state_dict())
+    guard = guarded(window=2, snapshot_every=1, least_agreement=0)
+    list(guard.stream(batches(4)))
+    sick, _ = states_after(guard, [one_class()] * 2)  # after the second it was rolled back
     assert guard.counters["collapses"] == 1
-    sick.pop()  # by then it was rolled back
-    for images in batches(4, seed=2):
-        guard(images)
+    list(guard.stream(batches(4, seed=2)))
     assert guard.memory.healthy
     while guard.memory.healthy:
         guard.rollback()
-        assert not any(same(guard.state_dict(), state) for state in sick)
+        assert not same(guard.state_dict(), sick)
 
 
 def test_a_rollback_does_not_repeat_views():
     """An attacker who saw them would know them: the generator is not rolled back."""
-    guard = guarded("tent", predictor="safer", window=1, snapshot_every=1, least_entropy=0.0, largest_share=1.0)
-    for images in batches(4):
-        guard(images)
-    before = guard.state_dict()
+    guard = guarded(predictor="safer", **EVERY)
+    *_, before = states_after(guard, batches(4))
     guard.rollback()
     after = guard.state_dict()
     assert not same(before, after)
@@ -178,22 +147,16 @@ def test_a_rollback_does_not_repeat_views():
 
 
 def test_rolling_back_twice_goes_further_back():
-    guard = guarded("tent", window=1, snapshot_every=1, least_entropy=0.0, largest_share=1.0)
-    states = []
-    for images in batches(3):
-        guard(images)
-        states.append(guard.state_dict())
-    guard.rollback()
-    assert same(guard.state_dict(), states[1])
-    guard.rollback()
-    assert same(guard.state_dict(), states[0])
+    guard = guarded(**EVERY)
+    first, second, _ = states_after(guard, batches(3))
+    for expected in (second, first):
+        guard.rollback()
+        assert same(guard.state_dict(), expected)
 
 
 def test_old_snapshots_lie_further_and_further_apart():
-    guard = guarded("none", window=1, snapshot_every=1, least_entropy=0.0, largest_share=1.0, snapshots=4)
-    images = batches(1)[0]
-    for _ in range(64):
-        guard(images)
+    guard = guarded("none", **EVERY, snapshots=4)
+    list(guard.stream(batches(1) * 64))
     ages = [64 - when for when, _ in guard.memory.healthy]
     assert len(ages) == 4
     assert ages[-1] == 1
@@ -211,29 +174,19 @@ def test_periodic_reset():
     assert guard.counters["periodic_resets"] == 2
 
 
-def test_a_late_guard_answers_without_learning():
-    now = [0.0]
-
-    def clock():
-        now[0] += 1.0
-        return now[0]
-
-    guard = guarded("tent", seconds=0.6, clock=clock)  # every batch takes 1 s on this clock
-    guard(batches(1)[0])
-    learnt = guard.state_dict()
-    prediction = guard(batches(1)[0])
-    assert same(guard.state_dict(), learnt)
-    assert prediction.report.health["skipped_updates"] == 1
-    relaxed = guarded("tent", seconds=2.0, clock=clock)
-    for images in batches(3):
-        relaxed(images)
-    assert relaxed.counters["skipped_updates"] == 0
+@pytest.mark.parametrize(("seconds", "learns"), [(0.6, False), (2.0, True)])
+def test_a_late_guard_answers_without_learning(seconds, learns):
+    clock = itertools.count()  # every batch takes 1 s on it
+    guard = guarded(seconds=seconds, clock=lambda: float(next(clock)))
+    first, second, _ = states_after(guard, batches(3))
+    assert same(first, second) != learns
+    assert guard.counters["skipped_updates"] == (0 if learns else 2)
 
 
 def test_saved_time_makes_up_for_lost_time():
     """A batch of 3 s with 1 s allowed: two quick ones are answered only, and then it learns again."""
     now = [0.0]
-    guard = guarded("tent", seconds=1.0, clock=lambda: now[0])
+    guard = guarded(seconds=1.0, clock=lambda: now[0])
     forward, takes = guard.method.forward, iter([3.0, 0.0, 0.0, 0.0])
 
     def slow(*arguments):
@@ -241,29 +194,24 @@ def test_saved_time_makes_up_for_lost_time():
         return forward(*arguments)
 
     guard.method.forward = slow
-    learnt = []
-    for images in batches(4):
-        before = guard.state_dict()
-        guard(images)
-        learnt.append(not same(guard.state_dict(), before))
+    states = [guard.state_dict(), *states_after(guard, batches(4))]
+    learnt = [not same(before, after) for before, after in itertools.pairwise(states)]
     assert learnt == [True, False, False, True]
     assert guard.counters["skipped_updates"] == 2
 
 
 def test_a_healthy_stream_is_answered_as_without_a_guard():
-    """With the guard or without: the same answers, bit for bit."""
-    plain = safer_tta.adapt(small_net(), "tent", seed=0)
-    watched = Guard(safer_tta.adapt(small_net(), "tent", seed=0), largest_share=1.0, least_entropy=0.0)
-    for images in batches(40):
-        assert torch.equal(plain(images).probs, watched(images).probs)
+    plain, other = (adapt_small(predictor="safer-g") for _ in range(2))
+    watched = Guard(other, largest_share=1.0, least_entropy=0.0)
+    for ours, theirs in zip(watched.stream(batches(40)), plain.stream(batches(40), prefetch=False), strict=True):
+        assert torch.equal(ours.probs, theirs.probs)
     assert watched.memory.healthy
     assert watched.counters["collapses"] == 0
 
 
 def test_non_finite_answers_never_count_as_healthy():
-    guard = guarded("tent", window=2, snapshot_every=1, least_entropy=0.0, largest_share=1.0)
-    for images in batches(6):
-        guard(images)
+    guard = guarded(**EVERY | {"window": 2})
+    list(guard.stream(batches(6)))
     guard.classifier.model.norm2.weight.data.fill_(3e38)  # finite, and every answer is not
     guard(batches(1, seed=3)[0])
     assert guard.counters["non_finite_answers"] == 1
@@ -272,10 +220,8 @@ def test_non_finite_answers_never_count_as_healthy():
 
 
 def test_non_finite_images_do_not_count_against_the_weights():
-    guard = guarded("tent", window=2, snapshot_every=1, least_entropy=0.0, largest_share=1.0)
-    for _ in range(4):
-        guard(batches(1)[0])
-        guard(torch.full((6, 3, 24, 24), torch.nan))
+    guard = guarded(**EVERY | {"window": 2})
+    list(guard.stream([batches(1)[0], torch.full((6, 3, 24, 24), torch.nan)] * 4))
     assert guard.counters["non_finite_answers"] == 4
     assert guard.counters["collapses"] == 0
     assert [when for when, _ in guard.memory.healthy] == [1, 2]  # judged batches alone move the clock
@@ -283,35 +229,26 @@ def test_non_finite_images_do_not_count_against_the_weights():
 
 def test_a_few_single_images_of_one_class_are_not_a_collapse():
     guard = guarded("none", window=8, least_images=64)
-    for _ in range(63):
-        guard(one_class()[:1])
+    list(guard.stream([one_class()[:1]] * 63))
     assert guard.counters["collapses"] == 0
     guard(one_class()[:1])
     assert guard.counters["collapses"] == 1
 
 
 def test_collapse_is_judged_before_a_periodic_reset():
-    guard = guarded("tent", window=3, reset_every=3)
-    for _ in range(3):
-        guard(one_class())
+    guard = guarded(window=3, reset_every=3)
+    list(guard.stream([one_class()] * 3))
     assert guard.counters["collapses"] == 1
 
 
 @pytest.mark.parametrize("back", ["reset", "load", "load_state_dict", "periodic", "collapse"])
 def test_no_rollback_goes_back_before_a_reset_or_a_load(back, tmp_path):
-    options = {"window": 1, "snapshot_every": 1, "least_entropy": 0.0, "largest_share": 1.0}
-    options |= {"periodic": {"reset_every": 5}, "collapse": {"policy": "reset"}}.get(back, {})
-    guard = guarded("tent", **options)
+    guard = guarded(**EVERY, **{"periodic": {"reset_every": 5}, "collapse": {"policy": "reset"}}.get(back, {}))
     start = guard.state_dict()
     guard.save(tmp_path / "s")
-    for images in batches(5):
-        guard(images)
-    if back == "load":
-        guard.load(tmp_path / "s")
-    elif back == "load_state_dict":
-        guard.load_state_dict(start)
-    elif back == "reset":
-        guard.reset()
+    list(guard.stream(batches(5)))
+    if back in ("reset", "load", "load_state_dict"):
+        getattr(guard, back)(*{"load": [tmp_path / "s"], "load_state_dict": [start]}.get(back, []))
     elif back == "collapse":
         guard.classifier.model.norm2.weight.data.fill_(3e38)  # finite, and every answer is not
         guard(batches(1)[0])
@@ -320,7 +257,7 @@ def test_no_rollback_goes_back_before_a_reset_or_a_load(back, tmp_path):
 
 
 def test_a_non_finite_loss_is_counted():
-    guard = guarded("tent")
+    guard = guarded()
     forward = guard.method.forward
     guard.method.forward = lambda *a: (step := forward(*a))._replace(loss=step.loss * torch.nan)
     assert guard(batches(1)[0]).report.health["non_finite_losses"] == 1
@@ -329,7 +266,7 @@ def test_a_non_finite_loss_is_counted():
 @pytest.mark.parametrize("watch", [Guard, lambda method: method])
 def test_a_refused_second_update_leaves_the_first_and_the_answer(watch):
     """TeSLA's policy learns after the student; when its gradient is not finite, only that update is left out."""
-    plain, refused = (safer_tta.adapt(small_net(), "tesla", "plain", seed=0) for _ in range(2))
+    plain, refused = (adapt_small("tesla") for _ in range(2))
     refused.policy.strength.register_hook(lambda g: g * torch.inf)
     images = batches(1)[0]
     assert torch.equal(plain(images).probs, watch(refused)(images).probs)
@@ -343,11 +280,8 @@ def test_a_refused_second_update_leaves_the_first_and_the_answer(watch):
     "options",
     [
         {"policy": "hope"},
-        {"window": 0},
-        {"snapshots": 0},
-        {"snapshot_every": 0},
-        {"reset_every": 0},
         {"reset_every": -1},
+        *({n: 0} for n in ("window", "snapshots", "snapshot_every", "reset_every")),
     ],
 )
 def test_invalid_options_are_refused(options):
@@ -358,3 +292,46 @@ def test_invalid_options_are_refused(options):
 def test_only_methods_can_be_guarded():
     with pytest.raises(TypeError, match="adapt"):
         Guard(small_net())
+
+
+@pytest.mark.parametrize(("method", "options"), [("eata", {"margin": 10, "redundancy": 1.0}), ("tent", {})])
+def test_after_a_rollback_under_inference_mode_it_can_learn(method, options):
+    adapted = adapt_small(method, **options)
+    guard = Guard(adapted, least_agreement=0, least_images=1, **EVERY)
+    *stream, fifth, last = batches(6)
+    with torch.inference_mode():
+        list(guard.stream(stream))
+        adapted.restore()  # as some methods do themselves: the optimiser's state is gone, and the rollback returns it
+        guard.rollback()
+        guard(fifth)
+    before = adapted.state_dict()
+    guard(last)
+    assert not same(adapted.state_dict(), before)
+
+
+def test_other_calls_are_passed_to_the_method_and_return_the_guard(tmp_path):
+    guard = guarded()
+    assert len(list(guard.stream(batches(2)))) == 2
+    guard.save(tmp_path / "s")
+    assert guard.state_bytes > 0
+    assert guard.predict(batches(1)[0]).probs.shape == (6, CLASSES)
+    for returned in (guard.to("cpu"), guard.load(tmp_path / "s"), guard.freeze(), guard.unfreeze()):
+        assert returned is guard
+
+
+def test_a_copied_guard_still_refuses_gradients():
+    guard = copy.deepcopy(guarded())
+    overflow_gradients(guard)
+    assert guard(batches(1)[0]).report.health["non_finite_gradients"] == 1
+
+
+def test_threads_share_a_guard():
+    """Batches whose gradient is refused in one thread do not freeze the method under another."""
+    guard = guarded(window=1000)
+    calls = itertools.count()
+    guard.classifier.model.norm1.weight.register_hook(lambda g: g * torch.inf if next(calls) % 5 == 0 else g)
+    images = batches(1)[0]
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        list(pool.map(guard, [images] * 40))
+    assert next(calls) == 40  # every batch reached its backward pass
+    assert guard.counters["non_finite_gradients"] == 8

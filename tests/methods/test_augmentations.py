@@ -1,7 +1,5 @@
 """Test how far the methods' own augmentations move an image; tests/parity compares them with their papers' code."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

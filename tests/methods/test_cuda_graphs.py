@@ -1,7 +1,5 @@
 """Test steps that the host does not wait for: their arithmetic on the CPU; graphs and prefetched views on CUDA."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 
@@ -14,7 +12,7 @@ from safer_tta.errors import InvalidValueError
 from safer_tta.methods import METHODS
 from safer_tta.methods._frame.cuda_graphs import EAGER, MOST_FLAGS
 from safer_tta.methods._frame.method import Method
-from tests.conftest import batches, needs_cuda, same, small_net
+from tests.conftest import adapt_small, batches, needs_cuda, overflow_gradients, same, small_net
 
 REPEATING = sorted(name for name, method in METHODS.items() if method.repeats)
 SAFER = {"name": "safer", "views": 2}
@@ -33,13 +31,6 @@ def step(method: Method, images: torch.Tensor) -> safer_tta.Prediction:
         return method.accelerator.step(*method.draw_batch(images))
 
 
-def close(one: Method, other: Method, tolerance: float = 1e-6) -> None:
-    ours, theirs = one.state_dict(), other.state_dict()
-    assert ours.keys() == theirs.keys()
-    for name, tensor in ours.items():
-        torch.testing.assert_close(tensor.cpu(), theirs[name].cpu(), rtol=tolerance, atol=tolerance, msg=name)
-
-
 def test_repeating_methods_have_no_steps_of_their_own():
     assert REPEATING == ["shot_im", "tent"]
     for name in REPEATING:
@@ -51,50 +42,37 @@ def test_repeating_methods_have_no_steps_of_their_own():
 @pytest.mark.parametrize("name", REPEATING)
 @pytest.mark.parametrize("predictor", ["plain", SAFER, GATE])
 def test_asynchronous_steps_answer_and_learn_as_others_do(name, predictor):
-    """Double precision is needed here.
-
-    A bias before a batch norm has no gradient but rounding errors, of which Adam makes full steps.
-    """
+    """In double precision: a bias before a batch norm has no gradient but rounding errors, which steer Adam."""
     ordinary, asynchronous = safer_tta.adapt(small_net().double(), name, predictor, seed=0), fused(name, predictor)
     for images in batches(4):
         expected, got = ordinary(images), step(asynchronous, images)
         torch.testing.assert_close(got.probs, expected.probs, rtol=0, atol=1e-6)
         assert got.report.pipelines == expected.report.pipelines
         assert not got.probs.requires_grad
-    close(asynchronous, ordinary)
+    torch.testing.assert_close(asynchronous.state_dict(), ordinary.state_dict(), rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", REPEATING)
-def test_an_unhealthy_batch_teaches_nothing_and_is_counted(name, caplog):
-    method = fused(name)
-    good = batches(3)
-    step(method, good[0])
+@pytest.mark.parametrize("broken", ["images", "gradients"])
+def test_an_unhealthy_batch_teaches_nothing_and_is_counted(name, broken, caplog):
+    method, (first, second, third) = fused(name), batches(3)
+    step(method, first)
     before = method.state_dict()
-    broken = torch.full_like(good[0], float("nan"))
-    assert not torch.isfinite(step(method, broken).probs).all()
+    if broken == "images":
+        assert not torch.isfinite(step(method, torch.full_like(second, torch.nan)).probs).all()
+    else:  # though the loss is finite
+        hook = overflow_gradients(method)
+        assert torch.isfinite(step(method, second).probs).all()
+        hook.remove()
     assert same(method.state_dict(), before)
     assert method.refused["losses"] == 1
     assert "1 batch" in caplog.text
-    assert torch.isfinite(step(method, good[1]).probs).all()
-    assert method.refused["losses"] == 1
-
-
-@pytest.mark.parametrize("name", REPEATING)
-def test_gradients_that_are_not_finite_teach_nothing_though_the_loss_is(name):
-    method, (first, second) = fused(name), batches(2)
-    step(method, first)
-    before = method.state_dict()
-    parameter = method.optimizer.param_groups[0]["params"][0]
-    hook = parameter.register_hook(lambda gradient: gradient * float("inf"))
-    assert torch.isfinite(step(method, second).probs).all()
-    hook.remove()
-    assert same(method.state_dict(), before)
+    assert torch.isfinite(step(method, third).probs).all()
     assert method.refused["losses"] == 1
 
 
 @pytest.mark.parametrize("name", REPEATING)
 def test_nothing_is_left_of_steps_before_a_load_or_a_reset(name):
-    """The answers are the same each time, bit for bit; a broken batch leaves nothing either."""
     method, stream = fused(name), batches(5)
     answers = [step(method, images).probs for images in stream[:3]]
     saved = method.state_dict()
@@ -109,9 +87,8 @@ def test_nothing_is_left_of_steps_before_a_load_or_a_reset(name):
 
 def test_unhealthy_batches_are_counted_after_a_while_without_a_request(caplog):
     method = fused("tent", "plain")
-    broken = torch.full((2, 3, 8, 8), float("nan"))
     for _ in range(MOST_FLAGS + 6):
-        step(method, broken)
+        step(method, torch.full((2, 3, 8, 8), torch.nan))
     assert f"{MOST_FLAGS + 1} batch" in caplog.text
     assert len(method.accelerator.flags) == 5
     assert method.refused["losses"] == MOST_FLAGS + 6
@@ -128,24 +105,25 @@ def test_a_copy_starts_with_no_steps_of_its_own():
 
 def test_loading_writes_to_the_tensors_that_are_there():
     """A graph keeps using the tensors it was captured with, so a load must not replace them."""
+
+    def moments():
+        return [id(t) for state in method.optimizer.state.values() for t in state.values()]
+
     method = fused("tent")
-    stream = batches(3)
-    step(method, stream[0])
+    first, second = batches(2)
+    step(method, first)
+    before = moments()
     saved, generation = method.state_dict(), method.state.generation
-    moments = [id(t) for state in method.optimizer.state.values() for t in state.values()]
-    step(method, stream[1])
+    step(method, second)
     method.load_state_dict(saved)
-    assert [id(t) for state in method.optimizer.state.values() for t in state.values()] == moments
+    assert moments() == before
     assert method.state.generation == generation
     method.reset()  # to before the first step, where the optimiser had no tensors at all
     assert method.state.generation == generation + 1
 
 
-# --- on CUDA ----------------------------------------------------------------------------------------------------------
-
-
 def on_cuda(name: str, predictor: object = SAFER, **options: object) -> Method:
-    return safer_tta.adapt(small_net(), name, predictor, seed=0, validate=False, **options).to("cuda")
+    return adapt_small(name, predictor, validate=False, **options).to("cuda")
 
 
 @needs_cuda
@@ -175,7 +153,7 @@ def many(count: int) -> list[torch.Tensor]:
 def test_cuda_learns_as_the_cpu_does(name, predictor, compile):
     """Noise is left out, since its generators differ from device to device."""
     calm = predictor if predictor == "plain" else {**predictor, "pipeline": {"preset": "released", "max_operators": 1}}
-    here, there = safer_tta.adapt(small_net(), name, calm, seed=0), on_cuda(name, calm, compile=compile)
+    here, there = adapt_small(name, calm), on_cuda(name, calm, compile=compile)
     assert there.accelerator.active
     for images in many(EAGER + 4):
         torch.testing.assert_close(there(images).probs.cpu(), here(images).probs, rtol=0, atol=2e-3)
@@ -202,12 +180,11 @@ def test_a_graph_still_fits_after_a_load_a_reset_and_a_broken_batch(name):
     graphed.load_state_dict(saved)
     assert not torch.isfinite(graphed(broken).probs).any()
     assert same(graphed.state_dict(), saved)
-    graphed.load_state_dict(saved)
-    first = [graphed(images).probs for images in stream[EAGER + 2 :]]
-    graphed.load_state_dict(saved)
-    again = [graphed(images).probs for images in stream[EAGER + 2 :]]
-    for one, other in zip(first, again, strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=1e-5)
+    answers = []
+    for _ in range(2):
+        graphed.load_state_dict(saved)
+        answers.append([graphed(images).probs for images in stream[EAGER + 2 :]])
+    torch.testing.assert_close(*answers, rtol=0, atol=1e-5)
     eager.reset()
     graphed.reset()
     for images in stream:
@@ -236,23 +213,17 @@ def test_prefetched_views_change_nothing(compile, tmp_path):
 
 
 @needs_cuda
-def test_a_stream_answers_the_batches_before_an_error():
+@pytest.mark.parametrize(("error", "says"), [(InvalidValueError, "alpha channel"), (OSError, "camera")])
+def test_a_stream_answers_the_batches_before_an_error(error, says):
     def source():
         yield from batches(2)
+        if error is OSError:
+            raise OSError("the camera is gone")
         yield torch.zeros(2, 4, 8, 8)
 
     answers = []
-    with pytest.raises(InvalidValueError, match="alpha channel"):
+    with pytest.raises(error, match=says):
         answers.extend(on_cuda("tent").stream(source()))
-    assert len(answers) == 2
-
-    def breaking():
-        yield from batches(2)
-        raise OSError("the camera is gone")
-
-    answers.clear()
-    with pytest.raises(OSError, match="camera"):
-        answers.extend(on_cuda("tent").stream(breaking()))
     assert len(answers) == 2
 
 
@@ -279,9 +250,8 @@ def test_a_guard_waits_for_every_step():
 @needs_cuda
 def test_a_method_that_returns_to_the_cpu_adapts_there():
     method = on_cuda("tent")
-    stream = batches(4)
-    method(stream[0])
+    first, *others = batches(4)
+    method(first)
     method.to("cpu")
     assert not method.accelerator.active
-    for images in stream[1:]:
-        assert torch.isfinite(method(images).probs).all()
+    assert all(torch.isfinite(method(images).probs).all() for images in others)

@@ -1,18 +1,16 @@
 """Test how EATA is fitted to source images before a stream starts."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn
 
 import safer_tta
 from safer_tta.errors import InvalidTypeError, InvalidValueError
-from tests.conftest import LEARNING, batches, learnt, small_net
+from tests.conftest import LEARNING, adapt_small, batches, identical, learnt
 
 
-def eata(**options: object) -> safer_tta.Method:
-    return safer_tta.adapt(small_net(), "eata", seed=0, **options)
+def eata() -> safer_tta.Method:
+    return adapt_small("eata", "safer-g", **LEARNING["eata"])
 
 
 def test_every_batch_is_seen_through_other_views_and_the_stream_is_drawn_as_ever(monkeypatch):
@@ -40,30 +38,21 @@ def test_norms_that_answer_nothing_are_left_out():
     assert [bool(adapted.state.memory[f"fisher{i}"].any()) for i in range(4)] == [True, True, False, False]
 
 
-def test_what_was_fitted_stays_after_a_load_and_a_reset(tmp_path):
+def test_a_reset_returns_to_the_fitted_start_after_a_load_too(tmp_path):
     fitted = eata()
     fitted.fit_source(batches(2))
-    fitted.save(tmp_path / "fitted.safetensors")
-    loaded = eata().load(tmp_path / "fitted.safetensors")
-    loaded.reset()
-    expected, got = ({n: t for n, t in m.state_dict().items() if "fisher" in n} for m in (fitted, loaded))
-    assert all(torch.equal(got[name], tensor) for name, tensor in expected.items())
-    assert any(tensor.any() for tensor in expected.values())
-
-
-def test_a_reset_returns_to_the_fitted_start():
-    fitted = eata(**LEARNING["eata"])
-    fitted.fit_source(batches(2))
     start = fitted.state_dict()
-    first = learnt(fitted, batches(3))
-    fitted.reset()
-    assert all(torch.equal(t, start[n]) for n, t in fitted.state_dict().items())
     assert any(t.any() for n, t in start.items() if "fisher" in n)
-    assert all(torch.equal(a, b) for a, b in zip(first, learnt(fitted, batches(3)), strict=True))
+    fitted.save(tmp_path / "fitted.safetensors")
+    first = learnt(fitted, batches(3))
+    for adapted in (fitted, eata().load(tmp_path / "fitted.safetensors")):
+        adapted.reset()
+        assert identical(adapted.state_dict(), start)
+        assert all(torch.equal(a, b) for a, b in zip(first, learnt(adapted, batches(3)), strict=True))
 
 
 def test_what_cannot_be_fitted_is_refused():
     with pytest.raises(InvalidValueError, match="no batch; expected source images"):
         eata().fit_source([])
     with pytest.raises(InvalidTypeError, match="no Fisher penalty"):
-        safer_tta.adapt(small_net(), "rdumb", seed=0).fit_source(batches(1))
+        adapt_small("rdumb").fit_source(batches(1))

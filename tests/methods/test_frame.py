@@ -1,6 +1,4 @@
-"""Test what the frame guarantees for every method: unhealthy batches, copies, threads, precision and caller's modes."""
-
-from __future__ import annotations
+"""Test what the frame guarantees: unhealthy batches, memories, copies, threads, precision and caller's modes."""
 
 import concurrent.futures
 import copy
@@ -15,14 +13,7 @@ import safer_tta
 from safer_tta import Classifier
 from safer_tta.errors import InvalidTypeError, InvalidValueError
 from safer_tta.methods import METHODS
-from tests.conftest import LEARNING, batches, same, small_net
-
-
-def plain(method: str, **options: object) -> safer_tta.Method:
-    return safer_tta.adapt(small_net(), method, "plain", seed=0, **options)
-
-
-# --- what learns ------------------------------------------------------------------------------------------------------
+from tests.conftest import LEARNING, adapt_small, batches, identical, same, small_net
 
 
 def test_methods_that_update_norms_need_some(images):
@@ -44,14 +35,14 @@ def test_a_batch_without_a_lesson_moves_nothing(images):
     model = small_net()
     model.fc.weight.data.zero_()  # so that PL is certain of no image
     adapted = safer_tta.adapt(model, "pl", "plain")
-    parameters = {n: p.clone() for n, p in adapted.export().named_parameters()}
+    before = dict(adapted.export().named_parameters())
     adapted(images)
-    assert all(torch.equal(p, parameters[n]) for n, p in adapted.export().named_parameters())
+    assert identical(dict(adapted.export().named_parameters()), before)
     assert not [name for name in adapted.state_dict() if name.startswith("optimizer")]
 
 
 def test_a_batch_with_a_loss_that_is_not_finite_is_answered_and_not_learnt(images, monkeypatch, caplog):
-    adapted = plain("pl")
+    adapted = adapt_small("pl")
     list(adapted.stream(batches(1)))
     before = adapted.state_dict()
     forward = adapted.forward
@@ -65,7 +56,7 @@ def test_a_batch_with_a_loss_that_is_not_finite_is_answered_and_not_learnt(image
 
 @pytest.mark.parametrize("method", ["bn", "pl"])
 def test_nan_in_a_trusted_stream_does_not_stay(images, method):
-    adapted = plain(method, validate=False)
+    adapted = adapt_small(method, validate=False)
     poisoned = images.clone()
     poisoned[0, 0, 0, 0] = torch.nan
     adapted(poisoned)
@@ -73,9 +64,11 @@ def test_nan_in_a_trusted_stream_does_not_stay(images, method):
     assert all(torch.isfinite(t).all() for t in adapted.export().state_dict().values())
 
 
-def test_dropout_stays_off(images):
-    adapted = plain("pl")
-    assert torch.equal(adapted.predict(images).probs, adapted.predict(images).probs)
+def test_t3a_keeps_an_image_without_an_answer_from_spoiling_the_others(images):
+    images[0] = torch.nan
+    answer = adapt_small("t3a", validate=False)(images).probs
+    assert torch.isnan(answer[0]).all()
+    assert torch.isfinite(answer[1:]).all()
 
 
 def test_a_stream_may_come_from_a_data_loader(model):
@@ -83,18 +76,49 @@ def test_a_stream_may_come_from_a_data_loader(model):
     assert [len(p.probs) for p in safer_tta.adapt(model, seed=0).stream(loader)] == [5, 5, 2]
 
 
-# --- what it hands out ------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("method", ["tesla", "cotta", "rotta"])
+def test_a_teachers_normalisation_follows_to_another_device(method):
+    adapted = safer_tta.adapt(Classifier(small_net(), mean=0.5, std=0.5), method, "plain", seed=0)
+    adapted.state.to(torch.device("meta"))
+    assert adapted.teacher.classifier.mean.device.type == "meta"
+
+
+@pytest.fixture(params=["note", "rotta", "sotta"])
+def remembering(request) -> safer_tta.Method:
+    unsure = {"threshold": 0.0} if request.param == "sotta" else {}  # it remembers only what it is sure of
+    return adapt_small(request.param, **unsure)
+
+
+def test_images_outlive_the_buffer_that_they_arrived_in(remembering):
+    """A camera's loop sends one image at a time, always in the same buffer."""
+    stream = batches(4, size=1)
+    buffer = stream[0].clone()
+    for following in stream[1:]:
+        remembering(buffer)
+        held = remembering.state.memory["memory_image"]
+        if len(held):
+            assert torch.equal(held[0], stream[0][0].to(held.dtype)), "the first image is still the first image"
+        buffer.copy_(following)
+    assert len(remembering.state.memory["memory_image"]) > 1
+
+
+def test_images_of_another_size_are_refused_and_change_nothing(remembering):
+    remembering(batches(1)[0])
+    before = remembering.state_dict()
+    with pytest.raises(InvalidValueError, match=r"images are \(3, 32, 32\) and the memory holds \(3, 24, 24\)"):
+        remembering(batches(1, side=32)[0])
+    assert identical(remembering.state_dict(), before)
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))
 def test_an_answer_shares_no_tensor_with_the_method(method):
-    adapted = safer_tta.adapt(small_net(), method, seed=0, **LEARNING.get(method, {}))
+    adapted = adapt_small(method, "safer-g", **LEARNING.get(method, {}))
     for images in batches(2):
         prediction = adapted(images)
     report = vars(prediction.report)
     handed = [prediction.probs, prediction.logits, prediction.features, *report.values(), *report["signals"].values()]
-    kept = [*adapted.state.memory.values(), adapted.predictor.memory.seen, *adapted.classifier.parameters()]
-    kept += [*adapted.classifier.buffers()]
+    model = adapted.classifier
+    kept = [*adapted.state.memory.values(), adapted.predictor.memory.seen, *model.parameters(), *model.buffers()]
     places = {t.untyped_storage().data_ptr() for t in kept if t.numel()}
     assert not places & {t.untyped_storage().data_ptr() for t in handed if isinstance(t, torch.Tensor)}
 
@@ -112,12 +136,12 @@ def test_an_exported_model_is_a_plain_module_that_answers_alike(images):
 
 
 def test_an_exported_model_and_its_method_are_independent(images):
-    adapted = plain("tent")
+    adapted = adapt_small()
     adapted(images)
     exported = adapted.export()
     kept = copy.deepcopy(exported.state_dict())
     adapted(images)
-    assert all(torch.equal(t, kept[n]) for n, t in exported.state_dict().items())
+    assert identical(exported.state_dict(), kept)
     before = adapted.state_dict()
     with torch.no_grad():
         for parameter in exported.parameters():
@@ -125,23 +149,21 @@ def test_an_exported_model_and_its_method_are_independent(images):
     assert same(adapted.state_dict(), before)
 
 
-# --- threads ----------------------------------------------------------------------------------------------------------
-
-
-def test_every_thread_gets_its_own_answers():
-    """Four threads share a method and send batches of different sizes; each gets what a single caller would get."""
-    adapted = plain("pl")
-    sizes = [batches(1, size=n)[0] for n in (3, 4, 5, 6)]
-    expected = [adapted.predict(x).probs for x in sizes]
+@pytest.mark.parametrize(("method", "shared"), [("pl", "predict"), ("none", "predictor")])
+def test_every_thread_gets_its_own_answers(method, shared):
+    adapted = adapt_small(method)
+    ask = getattr(adapted, shared)
     before = adapted.state_dict()
+    sizes = [batches(1, size=n)[0] for n in (3, 4, 5, 6)]
+    expected = [ask(x).probs for x in sizes]
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
-        answers = list(pool.map(adapted.predict, sizes * 25))
+        answers = list(pool.map(ask, sizes * 25))
     assert all(torch.equal(a.probs, expected[i % 4]) for i, a in enumerate(answers))
-    assert all(torch.equal(t, before[n]) for n, t in adapted.state_dict().items())
+    assert identical(adapted.state_dict(), before, but="generator" if shared == "predictor" else "")  # that one draws
 
 
 def test_other_threads_wait_while_one_has_the_method_to_itself(images, tmp_path):
-    adapted = plain("tent")
+    adapted = adapt_small()
     uses = [
         adapted.state_dict,
         adapted.export,
@@ -163,9 +185,6 @@ def test_other_threads_wait_while_one_has_the_method_to_itself(images, tmp_path)
             use.result()
 
 
-# --- precision and modes ----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("dtype", "still"), [(torch.float16, "none"), (torch.bfloat16, "t3a")])
 def test_models_in_half_precision_answer_but_cannot_learn(images, dtype, still):
     """A step of 1e-3 on a weight near one rounds to nothing in half precision."""
@@ -177,10 +196,8 @@ def test_models_in_half_precision_answer_but_cannot_learn(images, dtype, still):
 
 @pytest.mark.parametrize("method", ["tent", "pl", "t3a", "cotta"])
 def test_passes_in_half_precision_learn_in_single_precision(method, images):
-    options = LEARNING["cotta"] if method == "cotta" else {}
-    whole, half = (
-        safer_tta.adapt(small_net(), method, seed=0, precision=p, **options) for p in ("float32", "bfloat16")
-    )
+    options = {"predictor": "safer-g", **(LEARNING["cotta"] if method == "cotta" else {})}
+    whole, half = (adapt_small(method, precision=given, **options) for given in ("float32", "bfloat16"))
     for x in batches(3):
         a, b = whole(x), half(x)
         assert b.probs.dtype == b.features.dtype == torch.float32
@@ -199,36 +216,25 @@ def test_what_is_loaded_and_exported_under_inference_mode_can_train(model, image
     exported(images).sum().backward()
 
 
-# --- options ----------------------------------------------------------------------------------------------------------
+OUT_OF_RANGE = {
+    "cotta": [("keep", 3.0), ("threshold", torch.nan), ("versions", 0)],
+    "eata": [("fisher", -5), ("momentum", 7.0), ("redundancy", -1)],
+    "memo": [("lr", torch.nan), ("lr", -1.0)],
+    "note": [("every", 0)],
+    "pl": [("threshold", 2)],
+    "rotta": [("capacity", 0)],
+    "sar": [("lr", 0.0), ("recovery", torch.nan)],
+    "sotta": [("capacity", 0)],
+    "t3a": [("keep", 0)],
+    "tent": [("lr", torch.inf)],
+    "tesla": [("neighbours", 0)],
+    "tsd": [("keep", 0)],
+}
+REFUSED = [(InvalidValueError, method, *option) for method, options in OUT_OF_RANGE.items() for option in options]
+REFUSED += [(InvalidTypeError, "rdumb", "every", 2.5), (InvalidTypeError, "sar", "lr", None)]
 
-NAN, INF = float("nan"), float("inf")
 
-
-@pytest.mark.parametrize(
-    ("method", "option", "value", "error"),
-    [
-        ("cotta", "keep", 3.0, InvalidValueError),
-        ("cotta", "threshold", NAN, InvalidValueError),
-        ("cotta", "versions", 0, InvalidValueError),
-        ("eata", "fisher", -5, InvalidValueError),
-        ("eata", "momentum", 7.0, InvalidValueError),
-        ("eata", "redundancy", -1, InvalidValueError),
-        ("memo", "lr", NAN, InvalidValueError),
-        ("memo", "lr", -1.0, InvalidValueError),
-        ("note", "every", 0, InvalidValueError),
-        ("pl", "threshold", 2, InvalidValueError),
-        ("rdumb", "every", 2.5, InvalidTypeError),
-        ("rotta", "capacity", 0, InvalidValueError),
-        ("sar", "lr", 0.0, InvalidValueError),
-        ("sar", "lr", None, InvalidTypeError),
-        ("sar", "recovery", NAN, InvalidValueError),
-        ("sotta", "capacity", 0, InvalidValueError),
-        ("t3a", "keep", 0, InvalidValueError),
-        ("tent", "lr", INF, InvalidValueError),
-        ("tesla", "neighbours", 0, InvalidValueError),
-        ("tsd", "keep", 0, InvalidValueError),
-    ],
-)
-def test_options_that_cannot_work_are_refused_by_name(method, option, value, error):
+@pytest.mark.parametrize(("error", "method", "option", "value"), REFUSED)
+def test_options_that_cannot_work_are_refused_by_name(error, method, option, value):
     with pytest.raises(error, match=f"{option} is .*; expected"):
-        plain(method, **{option: value})
+        adapt_small(method, **{option: value})

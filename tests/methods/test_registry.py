@@ -1,7 +1,5 @@
 """Test how methods are registered, described and made by name."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -10,29 +8,26 @@ from safer_tta.errors import InvalidTypeError, UnknownNameError
 from safer_tta.methods import METHODS, create, describe, register
 
 
-@pytest.fixture
-def registry():
-    """Take out after a test whatever it registers."""
+@pytest.fixture(autouse=True)
+def _take_out_what_a_test_registers():
     known = set(METHODS)
-    yield METHODS
+    yield
     for name in set(METHODS) - known:
         del METHODS[name]
 
 
-def test_a_method_that_updates_something_unknown_is_refused(registry):
+def test_a_method_that_updates_something_unknown_is_refused():
     with pytest.raises(UnknownNameError, match=r"updates 'norms' is unknown.*'norm'"):
         register("typo")(type("Typo", (METHODS["none"],), {"updates": "norms"}))
-    assert "typo" not in registry
+    assert "typo" not in METHODS
 
 
-@pytest.mark.usefixtures("registry")
 def test_a_method_defined_in_a_notebook_is_described():
     for _ in range(2):  # a cell may be run again
         register("mine")(type("Mine", (METHODS["none"],), {"__module__": "__main__"}))
     assert describe("mine")["updates"] == "none"
 
 
-@pytest.mark.usefixtures("registry")
 def test_the_docstring_of_a_class_that_cites_a_paper_describes_it():
     text = 'Mine: learns from everything.\n\nSomebody et al., "Everything", CONF 2026.\n'
     register("cited")(type("Cited", (METHODS["none"],), {"__doc__": text, "__module__": __name__}))
@@ -40,7 +35,6 @@ def test_the_docstring_of_a_class_that_cites_a_paper_describes_it():
     assert describe("cited")["paper"] == 'Somebody et al., "Everything", CONF 2026'
 
 
-@pytest.mark.usefixtures("registry")
 def test_a_method_may_hand_any_option_to_its_base(model, images):
     class Anything(METHODS["tent"]):
         def __init__(self, predictor, **options):

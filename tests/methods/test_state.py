@@ -1,13 +1,11 @@
 """Test saved states: in a new process, killed half-way, damaged, of another method or model, on a full disk."""
 
-from __future__ import annotations
-
 import errno
 import os
 import resource
-import subprocess
-import sys
-import textwrap
+import signal
+import time
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
@@ -18,78 +16,56 @@ from safer_tta import Classifier
 from safer_tta._internal import safetensors_io
 from safer_tta.errors import InvalidValueError, TensorFileError
 from safer_tta.methods._frame import state
-from tests.conftest import batches, same, small_net
+from tests.conftest import adapt_small, batches, identical, same, small_net
+from tests.processes import CONTEXT, call, running
 
 
 def saved(folder: Path, method: str = "tent") -> tuple[safer_tta.Method, Path]:
-    """Return a method that has learnt, and the file of its state."""
-    adapted = safer_tta.adapt(small_net(), method, seed=0)
+    adapted = adapt_small(method, "safer-g")
     list(adapted.stream(batches(2)))
     adapted.save(folder / "state.safetensors")
     return adapted, folder / "state.safetensors"
 
 
-# --- in another process, and while a file is written ------------------------------------------------------------------
-
-
-def run(code: str, *arguments: object) -> None:
-    command = [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr
+def write_answers(folder: Path) -> None:
+    for method in ("tent", "pl"):
+        adapted = adapt_small(method, "safer-g").load(folder / method)
+        answers = [p.probs for p in adapted.stream(batches(6)[3:])]
+        safetensors_io.write(folder / f"{method}-answers", {str(i): a for i, a in enumerate(answers)})
 
 
 def test_a_new_process_continues_bit_for_bit(tmp_path):
     stream, expected = batches(6), {}
     for method in ("tent", "pl"):
-        whole = safer_tta.adapt(small_net(), method, seed=0)
+        whole, half = (adapt_small(method, "safer-g") for _ in range(2))
         expected[method] = [p.probs for p in whole.stream(stream)][3:]
-        half = safer_tta.adapt(small_net(), method, seed=0)
         list(half.stream(stream[:3]))
         half.save(tmp_path / method)
-    run(
-        """
-        import sys, safer_tta
-        from safer_tta._internal import safetensors_io
-        from tests.conftest import batches, small_net
-        for method in ("tent", "pl"):
-            adapted = safer_tta.adapt(small_net(), method).load(f"{sys.argv[1]}/{method}")
-            answers = [p.probs for p in adapted.stream(batches(6)[3:])]
-            safetensors_io.write(f"{sys.argv[1]}/{method}-answers", {str(i): a for i, a in enumerate(answers)})
-        """,
-        tmp_path,
-    )
+    assert call(write_answers, tmp_path) == 0
     for method, probs in expected.items():
         answers, _ = safetensors_io.read(tmp_path / f"{method}-answers")
         assert all(torch.equal(answers[str(i)], probs[i]) for i in range(3))
 
 
+def save_for_ever(folder: Path, connection: Connection) -> None:
+    adapted, path = saved(folder, "pl")
+    connection.send("saved")
+    while not connection.poll():  # until the test kills it, or has ended itself
+        adapted.save(path)
+
+
 def test_a_process_killed_while_saving_leaves_a_whole_file(tmp_path):
     """SIGKILL comes at several moments of an endless loop of saves; what has the name afterwards can be loaded."""
-    run(
-        """
-        import os, signal, sys, time, safer_tta
-        from tests.conftest import batches, small_net
-        adapted = safer_tta.adapt(small_net(), "pl", seed=0)
-        list(adapted.stream(batches(1)))
-        parent = os.getpid()
-        for delay in (0.0, 0.003, 0.011, 0.029):
-            reading, writing = os.pipe()
-            saver = os.fork()
-            if saver == 0:
-                adapted.save(sys.argv[1])
-                os.write(writing, b"!")
-                while os.getppid() == parent:
-                    adapted.save(sys.argv[1])
-                os._exit(0)
-            os.close(writing)
-            assert os.read(reading, 1) == b"!", "it could not save at all"
+    for delay in (0.0, 0.003, 0.011, 0.029):
+        here, there = CONTEXT.Pipe()
+        with running(save_for_ever, tmp_path, there) as process:
+            there.close()
+            assert here.recv() == "saved"
             time.sleep(delay)
-            os.kill(saver, signal.SIGKILL)
-            assert os.waitpid(saver, 0)[1] == signal.SIGKILL, "it was not killed while it saved"
-            safer_tta.adapt(small_net(), "pl").load(sys.argv[1])
-        """,
-        tmp_path / "state.safetensors",
-    )
+            process.kill()
+            process.join()
+            assert process.exitcode == -signal.SIGKILL, "it was not killed while it saved"
+        adapt_small("pl", "safer-g").load(tmp_path / "state.safetensors")
 
 
 def test_a_full_disk_leaves_the_old_state_in_place(tmp_path):
@@ -107,9 +83,6 @@ def test_a_full_disk_leaves_the_old_state_in_place(tmp_path):
     assert failure.value.errno == errno.EFBIG
     assert path.read_bytes() == before
     assert os.listdir(tmp_path) == [path.name]
-
-
-# --- what is in a state -----------------------------------------------------------------------------------------------
 
 
 def test_a_state_of_tent_is_small():
@@ -138,8 +111,7 @@ def test_a_state_fits_only_a_model_with_the_same_statistics(tmp_path):
 
 def test_a_state_loaded_into_its_own_method_takes_back_everything():
     """The same stream is then learnt again alike; Adam's count of steps is taken back too."""
-    adapted = safer_tta.adapt(small_net(), "tent", "plain", seed=0)
-    stream = batches(6)
+    adapted, stream = adapt_small(), batches(6)
     list(adapted.stream(stream[:2]))
     there = adapted.state_dict()
     list(adapted.stream(stream[2:]))
@@ -153,7 +125,7 @@ def test_a_state_loaded_into_its_own_method_takes_back_everything():
 @pytest.mark.parametrize("part", ["model", "teacher", "policy", "memory", "optimizer", "policy_optimizer"])
 def test_one_number_that_is_not_finite_is_found_in_any_part(part):
     """TeSLA has a tensor of every kind."""
-    adapted = safer_tta.adapt(small_net(), "tesla", "plain", seed=0)
+    adapted = adapt_small("tesla")
     list(adapted.stream(batches(2)))
     assert adapted.state.finite()
     good = adapted.state_dict()
@@ -162,9 +134,6 @@ def test_one_number_that_is_not_finite_is_found_in_any_part(part):
     spoilt.view(-1)[-1] = torch.inf
     adapted.load_state_dict({**good, name: spoilt})
     assert not adapted.state.finite()
-
-
-# --- what is refused --------------------------------------------------------------------------------------------------
 
 
 def test_states_of_other_methods_models_versions_and_formats_are_refused(tmp_path):
@@ -181,7 +150,7 @@ def test_states_of_other_methods_models_versions_and_formats_are_refused(tmp_pat
     safetensors_io.write(tmp_path / "foreign", tensors)
     with pytest.raises(InvalidValueError, match="not a saved state"):
         adapted.load(tmp_path / "foreign")
-    assert all(torch.equal(t, before[n]) for n, t in adapted.state_dict().items())
+    assert identical(adapted.state_dict(), before)
 
 
 def test_a_state_that_does_not_fit_changes_nothing(tmp_path):
@@ -198,19 +167,16 @@ def test_a_state_that_does_not_fit_changes_nothing(tmp_path):
     for wrong in (missing, misshapen, *({**before, **other} for other in others)):
         with pytest.raises(InvalidValueError, match="does not fit"):
             adapted.load_state_dict(wrong)
-    assert all(torch.equal(t, before[n]) for n, t in adapted.state_dict().items())
+    assert identical(adapted.state_dict(), before)
 
 
 def test_a_model_with_shared_layers_can_be_saved_and_loaded(tmp_path):
-    def twice() -> torch.nn.Module:
-        net = small_net()
-        net.again = net.norm1
-        return net
-
-    adapted = safer_tta.adapt(twice(), seed=0)
+    net = small_net()
+    net.again = net.norm1
+    adapted = safer_tta.adapt(net, seed=0)
     list(adapted.stream(batches(1)))
     adapted.save(tmp_path / "s")
-    safer_tta.adapt(twice()).load(tmp_path / "s")
+    safer_tta.adapt(net).load(tmp_path / "s")
 
 
 def test_a_state_fits_only_its_own_norms_and_normalisation(tmp_path):
@@ -231,26 +197,18 @@ def test_other_users_may_read_a_saved_file(tmp_path):
     assert path.stat().st_mode & 0o777 == 0o644
 
 
-@pytest.mark.parametrize("keep", [0, 5, 50, 400, -1])
-def test_a_truncated_file_is_refused_with_its_name(tmp_path, keep):
+@pytest.mark.parametrize("keep", [0, 5, 50, 400, -1, "no JSON"])
+def test_a_damaged_file_is_refused_with_its_name(tmp_path, keep):
     adapted, path = saved(tmp_path)
-    path.write_bytes(path.read_bytes()[:keep])
-    with pytest.raises(TensorFileError, match=r"state\.safetensors"):
-        adapted.load(path)
-
-
-def test_a_header_that_is_not_json_is_refused(tmp_path):
-    adapted, path = saved(tmp_path)
-    raw = bytearray(path.read_bytes())
-    raw[8:12] = b"\xff\xff\xff\xff"
-    path.write_bytes(raw)
-    with pytest.raises(TensorFileError, match="not a safetensors file"):
+    raw = path.read_bytes()
+    path.write_bytes(raw[:8] + b"\xff" * 4 + raw[12:] if keep == "no JSON" else raw[:keep])
+    with pytest.raises(TensorFileError, match="not a safetensors file" if keep == "no JSON" else r"state\.safetensors"):
         adapted.load(path)
 
 
 def test_loaded_moments_have_the_memory_layout_of_their_parameters(tmp_path):
     """Fused optimisers of a GPU need it; with passes in bfloat16 the weights are stored channels last."""
-    first, second = (safer_tta.adapt(small_net(), "pl", "plain", seed=0, precision="bfloat16") for _ in range(2))
+    first, second = (adapt_small("pl", precision="bfloat16") for _ in range(2))
     list(first.stream(batches(2)))
     first.save(tmp_path / "state.safetensors")
     second.load(tmp_path / "state.safetensors")

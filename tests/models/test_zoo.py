@@ -1,7 +1,5 @@
 """Models by name: our residual networks against timm's, models of other libraries, weights from files."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -11,8 +9,8 @@ from safer_tta._internal import safetensors_io
 from safer_tta.errors import UnknownNameError
 from safer_tta.models import zoo
 from safer_tta.models.norm import MedBN
-from safer_tta.training.backbone import SHIPPED
-from tests.conftest import WEIGHTS, needs_pacs, needs_weights, photographs
+from safer_tta.training import SHIPPED
+from tests.conftest import WEIGHTS, identical, needs_pacs, needs_weights, photographs
 
 
 @pytest.fixture(scope="module")
@@ -32,8 +30,7 @@ def timm():
 @pytest.mark.parametrize("name", ["resnet18", "resnet34", "resnet50"])
 def test_resnets_have_torchvisions_names_and_numbers(timm, name):
     """timm's residual networks use torchvision's parameter names; the same tensors must give the same scores."""
-    ours = zoo.create(name, num_classes=9).eval()
-    theirs = timm.create_model(name, num_classes=9).eval()
+    ours, theirs = zoo.create(name, num_classes=9).eval(), timm.create_model(name, num_classes=9).eval()
     theirs.load_state_dict(ours.state_dict())
     images = torch.rand(2, 3, 64, 64)
     assert torch.allclose(ours(images), theirs(images), atol=1e-4)
@@ -47,8 +44,7 @@ def test_timm_models_adapt(timm, name):
     assert adapted.classifier.mean.flatten().tolist() == pytest.approx(model.pretrained_cfg["mean"])
     before = adapted.state_dict()
     assert adapted(torch.rand(3, 3, side, side)).probs.shape == (3, 6)
-    after = adapted.state_dict()
-    assert any(not torch.equal(after[n], before[n]) for n in before if n.startswith("model."))
+    assert any(not torch.equal(t, before[n]) for n, t in adapted.state_dict().items() if n.startswith("model."))
 
 
 def test_torchvision_models_adapt(timm):
@@ -69,7 +65,7 @@ def test_weights_go_round(tmp_path):
     header = {"architecture": "small", "mean": "0.5,0.5,0.5", "std": "0.2,0.2,0.2"}
     safetensors_io.write(path, model.state_dict(), header)
     again = zoo.create(str(path))
-    assert all(torch.equal(t, again.state_dict()[n]) for n, t in model.state_dict().items())
+    assert identical(again.state_dict(), model.state_dict())
     assert Classifier(again).mean.flatten().tolist() == [0.5] * 3
     other_head = zoo.create("small", num_classes=3, weights=path)
     assert torch.equal(other_head.conv1.weight, model.conv1.weight)
@@ -97,8 +93,7 @@ def test_unknown_model_is_named():
 @needs_weights
 def test_imagenet_weights_load_with_their_own_normalisation():
     model = zoo.create("resnet50", num_classes=7, weights=WEIGHTS)
-    wrapped = Classifier(model)
-    assert wrapped.mean.flatten().tolist() == pytest.approx([0.485020, 0.457957, 0.407604])
+    assert Classifier(model).mean.flatten().tolist() == pytest.approx([0.485020, 0.457957, 0.407604])
     assert model.layer2[0].conv1.stride == (2, 2), "these weights have the stride on the first 1x1"
 
 

@@ -1,6 +1,8 @@
 """Shared by the tests of methods against their updates: a small model in double precision, and one step of learning."""
 
-from __future__ import annotations
+import contextlib
+import math
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +33,8 @@ def affine(model: nn.Module) -> list[nn.Parameter]:
 def batch_statistics(model: nn.Module) -> nn.Module:
     model.eval()
     for norm in norms(model):
-        norm.track_running_stats, norm.running_mean, norm.running_var = False, None, None
+        norm.track_running_stats = False
+        norm.running_mean = norm.running_var = norm.num_batches_tracked = None
     return model
 
 
@@ -53,16 +56,30 @@ def h(logits: Tensor) -> Tensor:
     return -(logits.softmax(1) * logits.log_softmax(1)).sum(1)
 
 
+@contextlib.contextmanager
+def at_the_worst_point_nearby(parameters: list[nn.Parameter]) -> Iterator[None]:
+    length = math.sqrt(sum(float((p.grad**2).sum()) for p in parameters))
+    here = [p.detach().clone() for p in parameters]
+    with torch.no_grad():
+        for p in parameters:
+            p += 0.05 * p.grad / (length + 1e-12)
+    yield
+    with torch.no_grad():
+        for p, value in zip(parameters, here, strict=True):
+            p.copy_(value)
+
+
 def step(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
 
 
-def agree(ours: safer_tta.Method, model: nn.Module) -> None:
-    exported = dict(ours.export().named_parameters())
-    for name, tensor in model.named_parameters():
-        assert torch.allclose(exported[name], tensor, rtol=0, atol=1e-6), name
+def agree(ours: safer_tta.Method, model: nn.Module, tolerance: float = 1e-6) -> None:
+    """The parameters, and the running statistics where the written-out model has some."""
+    exported = ours.export().state_dict()
+    for name, tensor in model.state_dict().items():
+        assert torch.allclose(exported[name], tensor, rtol=0, atol=tolerance), name
 
 
 def near(a: Tensor, b: Tensor) -> bool:

@@ -1,7 +1,5 @@
 """SAFER-G's gate against its formulas, written as loops over float64 numbers; and what must hold for any views."""
 
-from __future__ import annotations
-
 import itertools
 import math
 
@@ -41,6 +39,12 @@ def attacked_views(attacked: int, by: float = 12.0, batch: int = 64) -> torch.Te
     return features
 
 
+def decide(features: torch.Tensor, seen: torch.Tensor = FRESH) -> pooling.Verdict:
+    """What the gate decides where all answers are alike."""
+    probs = torch.full((*features.shape[:2], K), 1 / K)
+    return Gate().weigh(torch.full(features.shape[:2], 1 / V), probs, features, seen)
+
+
 def scaled(features: np.ndarray) -> np.ndarray:
     """Each dimension on the scale of the augmented views."""
     views, batch, dimensions = features.shape
@@ -58,8 +62,7 @@ def distance(x: np.ndarray, y: np.ndarray) -> float:
 
 
 def expected_logs(features: np.ndarray) -> list[tuple[int, float, float, float]]:
-    """(image, log of the original's, the left out view's, the others' own mean distance), an entry for each image and
-    augmented view left out."""
+    """For each image and augmented view left out, (image, logs of its, the view's, the others' distance)."""
     views, batch, _ = features.shape
     found = []
     for b in range(batch):
@@ -73,7 +76,6 @@ def expected_logs(features: np.ndarray) -> list[tuple[int, float, float, float]]
 
 
 def expected_evidence(features: np.ndarray) -> list[float]:
-    """By loops, beside a line of best fit as numpy fits it."""
     logs = expected_logs(scaled(features))
     ratio = deviations([(b, o - m) for b, o, _, m in logs], [a - m for _, _, a, m in logs])
     return [(a + b) / 2 for a, b in zip(ratio, surprise(logs), strict=True)]
@@ -157,7 +159,6 @@ def test_weights_probabilities_and_memory(gate, seed, attacked, by, seen):
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 10_000), st.floats(0, 500), st.floats(0, 1), st.floats(0, 4))
 def test_what_is_remembered_never_opens_the_gate(seed, images, share, strayed):
-    """Whatever an attacker has made it remember."""
     probs, features = random_views(seed)
     base = pooling.weights("cc_drop", probs, features)
     seen = torch.tensor([images, images * share, images * share * strayed])
@@ -171,19 +172,15 @@ def test_what_is_remembered_never_opens_the_gate(seed, images, share, strayed):
 
 def test_an_image_is_judged_by_the_batches_before_it_too():
     features = attacked_views(8, by=1.0)
-    base, probs = torch.full((V, 64), 1 / V), torch.full((V, 64, K), 1 / K)
-    calm = Gate().weigh(base, probs, features, FRESH).suspicion
     seen = FRESH
     for _ in range(5):
-        seen = Gate().weigh(base, probs, attacked_views(64, by=1.5), seen).memory
-    after = Gate().weigh(base, probs, features, seen).suspicion
-    assert (after[:8] > calm[:8] + 0.1).all()
+        seen = decide(attacked_views(64, by=1.5), seen).memory
+    assert (decide(features, seen).suspicion[:8] > decide(features).suspicion[:8] + 0.1).all()
 
 
 @pytest.mark.parametrize("attacked", [0, 16, 32, 64])
 def test_attacked_originals_are_shut_out_and_clean_ones_let_in(attacked):
-    features, probs = attacked_views(attacked), torch.full((V, 64, K), 1 / K)
-    verdict = Gate().weigh(torch.full((V, 64), 1 / V), probs, features, FRESH)
+    verdict = decide(attacked_views(attacked))
     assert (verdict.answer[0, :attacked] < 0.01).all()
     assert (verdict.suspicion[:attacked] > 0.9).all()
     if attacked < 64:
@@ -235,8 +232,7 @@ def test_scale_and_place_of_a_dimension_do_not_matter():
 
 def test_views_that_are_all_alike_are_no_evidence():
     features = torch.randn(1, B, D, generator=torch.Generator().manual_seed(0)).expand(V, B, D)
-    verdict = Gate().weigh(torch.full((V, B), 1 / V), torch.full((V, B, K), 1 / K), features, FRESH)
-    assert (verdict.suspicion < 0.2).all()
+    assert (decide(features).suspicion < 0.2).all()
 
 
 def test_gradients_flow_through_the_gate():
@@ -261,32 +257,7 @@ def test_no_augmented_view_is_the_base_weight():
     assert verdict.aligned is verdict.suspicion is verdict.memory is None
 
 
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
-        (lambda: Gate(alpha_clean=1.5), "from 0 to 1"),
-        (lambda: Gate(cost=0), "positive"),
-        (lambda: Gate(cost=-1), "positive"),
-        (lambda: Safer(zoo.create("small", num_classes=2), views=2, mixing="gate"), "at least 3"),
-        (lambda: mixing.create({"name": "door"}), "gate"),
-    ],
-)
-def test_refuses_with_words(make, words):
-    with pytest.raises(ValueError, match=words):
-        make()
-
-
-def test_settings_make_it_again():
-    gate = Gate(cost=7)
-    assert mixing.create(mixing.settings(gate)) == gate
-    assert mixing.create("gate") == Gate()
-
-
-# --- in the predictor -------------------------------------------------------------------------------------------------
-
-
 def gated(mixing: object = "gate", **options: object) -> Safer:
-    """A predictor over a network that is the same each time."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         return Safer(zoo.create("small", num_classes=7).eval(), mixing=mixing, seed=0, **options)
@@ -383,12 +354,15 @@ def test_the_gate_takes_gentle_views_unless_told_otherwise():
     assert Safer(net).pipeline == Safer(net, mixing="sigmoid").pipeline == paper
 
 
-def test_a_mixing_from_elsewhere_is_told_from_others():
+def test_settings_make_a_mixing_again_and_tell_it_from_others():
     """Runs are named by their settings: two mixings must not share a name."""
 
     class Elsewhere(Gate):
         pass
 
+    gate = Gate(cost=7)
+    assert mixing.create(mixing.settings(gate)) == gate
+    assert mixing.create("gate") == Gate()
     assert mixing.settings(Elsewhere())["name"].endswith("Elsewhere")
     assert mixing.settings(Gate())["name"] == "gate"
     assert mixing.settings(mixing.NoMixing()) == {"name": "none"}

@@ -1,7 +1,5 @@
 """Every operator against a straight-line float64 version of its definition: one image, one pixel at a time."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 
@@ -12,6 +10,7 @@ import torch
 from safer_tta.predictors import TRANSFORMS
 from safer_tta.views import OPERATORS, Pipeline, operators
 from tests.conftest import SMOOTHING, needs_pacs, photographs
+from tests.contract.parts import generator
 
 GEOMETRIC = {"shear_x", "shear_y", "translate_x", "translate_y", "rotate", "equalize"}
 
@@ -120,7 +119,7 @@ OURS = {"flip"}  # not among the paper's sixteen
 
 
 def compare(name: str, images: torch.Tensor) -> None:
-    values = OPERATORS[name].sample(len(images), torch.Generator().manual_seed(7))
+    values = OPERATORS[name].sample(len(images), generator(7))
     ours = OPERATORS[name](images, values).double().numpy()
     parameters = [None] * len(images) if values is None else values.tolist()
     for image, parameter, out in zip(images.double().numpy(), parameters, ours, strict=True):
@@ -132,7 +131,7 @@ def compare(name: str, images: torch.Tensor) -> None:
 @pytest.mark.parametrize("name", REFERENCES)
 @pytest.mark.parametrize("shape", [(32, 32), (33, 26)], ids=["even", "odd"])
 def test_random_images(name, shape):
-    compare(name, torch.rand(6, 3, *shape, generator=torch.Generator().manual_seed(3)))
+    compare(name, torch.rand(6, 3, *shape, generator=generator(3)))
 
 
 @needs_pacs
@@ -148,8 +147,7 @@ def test_every_operator_is_compared():
 def test_noise_has_the_level_of_each_image():
     images = torch.full((3, 3, 64, 64), 0.5)
     values = torch.tensor([0.01, 0.05, 0.10])
-    generator = torch.Generator().manual_seed(0)
-    noise = OPERATORS["gaussian_noise"](images, values, generator=generator) - 0.5
+    noise = OPERATORS["gaussian_noise"](images, values, generator=generator()) - 0.5
     assert noise.flatten(1).std(dim=1).numpy() == pytest.approx(values.numpy(), rel=0.03)
     assert noise.mean().abs() < 1e-3
 
@@ -176,35 +174,29 @@ def test_equalize_leaves_a_constant_channel_alone():
 
 @pytest.mark.parametrize("name", ["equalize", "posterize"])
 def test_steps_pass_gradients_straight_through(name):
-    images = torch.rand(2, 3, 8, 8, generator=torch.Generator().manual_seed(0)).requires_grad_(True)
+    images = torch.rand(2, 3, 8, 8, generator=generator()).requires_grad_(True)
     OPERATORS[name](images, OPERATORS[name].sample(2)).sum().backward()
     assert torch.equal(images.grad, torch.ones_like(images))
 
 
 def test_all_ways_to_blur_are_the_same_blur():
     """A GPU multiplies with matrices, a CPU convolves, a compiler sums; each is what the others would have given."""
-    images = torch.rand(3, 3, 20, 31, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    images = torch.rand(3, 3, 20, 31, dtype=torch.float64, generator=generator())
     kernels = operators._kernels(torch.tensor([1.0, 2.0, 3.0]), images)
     one = operators._blur_by_convolution(images, kernels)
     for blur in (operators._blur_by_matrices, operators._blur_by_sums):
         torch.testing.assert_close(blur(images, kernels), one, rtol=0, atol=1e-12)
 
 
-# --- what is drawn ----------------------------------------------------------------------------------------------------
-
 RANGES = {
     "gaussian_blur": (1, 3),
     "gaussian_noise": (0.01, 0.10),
     "fft_low_pass": (0.2, 0.6),
     "solarize": (0.1, 0.9),
-    "contrast": (0.4, 1.6),
-    "brightness": (0.4, 1.6),
-    "saturation": (0.4, 1.6),
+    **dict.fromkeys(("contrast", "brightness", "saturation"), (0.4, 1.6)),
     "sharpness": (0, 10),
-    "shear_x": (-20, 20),
-    "shear_y": (-20, 20),
-    "translate_x": (-0.2, 0.2),
-    "translate_y": (-0.2, 0.2),
+    **dict.fromkeys(("shear_x", "shear_y"), (-20, 20)),
+    **dict.fromkeys(("translate_x", "translate_y"), (-0.2, 0.2)),
     "rotate": (-30, 30),
 }
 
@@ -212,7 +204,7 @@ RANGES = {
 @pytest.mark.parametrize("name", RANGES)
 def test_parameters_fill_their_range(name):
     low, high = RANGES[name]
-    values = (OPERATORS[name].sample(4000, torch.Generator().manual_seed(0)) - low) / (high - low)
+    values = (OPERATORS[name].sample(4000, generator()) - low) / (high - low)
     assert 0 <= values.min() < 0.01
     assert 0.99 < values.max() <= 1
     assert values.quantile(0.5).item() == pytest.approx(0.5, abs=0.05), "uniform"
@@ -220,15 +212,13 @@ def test_parameters_fill_their_range(name):
 
 def test_other_parameters():
     assert set(OPERATORS) - set(RANGES) == {"equalize", "invert", "posterize", "flip"}
-    assert OPERATORS["flip"].sample(4000, torch.Generator().manual_seed(0)).double().mean() == pytest.approx(
-        0.5, abs=0.03
-    )
+    assert OPERATORS["flip"].sample(4000, generator()).double().mean() == pytest.approx(0.5, abs=0.03)
     assert OPERATORS["equalize"].sample(9) is OPERATORS["invert"].sample(9) is None
-    assert set(OPERATORS["posterize"].sample(200, torch.Generator().manual_seed(0)).tolist()) == {2, 3, 4, 5}
+    assert set(OPERATORS["posterize"].sample(200, generator()).tolist()) == {2, 3, 4, 5}
 
 
 def drawn_names(preset: str, draws: int = 600) -> list[tuple[str, ...]]:
-    return list(Pipeline(preset).draw(draws, 1, torch.Generator().manual_seed(0)).names)
+    return list(Pipeline(preset).draw(draws, 1, generator()).names)
 
 
 def test_released_pipelines_are_noise_then_smoothing_then_any_other():
@@ -249,7 +239,7 @@ def test_paper_pipelines_are_in_any_order_and_noise_is_not_forced():
 
 def test_gentle_pipelines_are_noise_smoothing_something_harmless_and_mirrored():
     assert Pipeline("gentle") == Pipeline("gentle", max_operators=4)
-    drawn = list(Pipeline("gentle").draw(600, 1, torch.Generator().manual_seed(0)).names)
+    drawn = drawn_names("gentle")
     firsts, seconds, thirds, lasts = (set(names) for names in zip(*drawn, strict=True))
     assert (firsts, seconds, lasts) == ({"gaussian_noise"}, SMOOTHING, {"flip"})
     assert thirds == {
@@ -260,7 +250,7 @@ def test_gentle_pipelines_are_noise_smoothing_something_harmless_and_mirrored():
 
 @pytest.mark.parametrize("preset", ["released", "paper", "gentle"])
 def test_every_image_of_every_view_has_parameters_of_its_own(preset):
-    pipelines = Pipeline(preset).draw(40, 8, torch.Generator().manual_seed(0)).pipelines
+    pipelines = Pipeline(preset).draw(40, 8, generator()).pipelines
     drawn: dict[str, list[float]] = {}
     for step in (step for pipeline in pipelines for step in pipeline if step.name in RANGES):
         drawn.setdefault(step.name, []).extend(step.values.tolist())
@@ -269,12 +259,9 @@ def test_every_image_of_every_view_has_parameters_of_its_own(preset):
 
 def test_every_image_of_every_view_has_noise_of_its_own():
     images = torch.full((4, 3, 32, 32), 0.5)
-    pipelines = Pipeline().draw(4, len(images), torch.Generator().manual_seed(0)).pipelines
+    pipelines = Pipeline().draw(4, len(images), generator()).pipelines
     noise = torch.cat([pipeline[0](images) - images for pipeline in pipelines]).flatten(1)
     assert torch.corrcoef(noise).fill_diagonal_(0).abs().max() < 0.1
-
-
-# --- the single transforms --------------------------------------------------------------------------------------------
 
 
 def slight_blur(x):
@@ -289,6 +276,6 @@ def slight_blur(x):
 
 @pytest.mark.parametrize(("name", "by_hand"), [("fft", lambda x: fft_low_pass(x, 0.5)), ("blur", slight_blur)])
 def test_single_transforms(name, by_hand):
-    images = torch.rand(3, 3, 21, 32, generator=torch.Generator().manual_seed(0))
+    images = torch.rand(3, 3, 21, 32, generator=generator())
     expected = np.stack([np.clip(by_hand(image), 0, 1) for image in images.double().numpy()])
     assert TRANSFORMS[name](images).numpy() == pytest.approx(expected, abs=1e-4)

@@ -3,8 +3,6 @@
 Both sides draw from generators of one seed, in the order in which the functions under test document their parts.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Compare reliability, pooling rules and mixing with the paper's formulas, written as loops over float64 numbers."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -194,9 +192,6 @@ def test_weights_are_equal_only_if_their_sum_is_next_to_zero(spread, uniform):
     weights = pooling.weights("entropy", probs, random_views(0)[1]).numpy()
     assert weights == pytest.approx(expected_weights("entropy", probs.numpy(), np.empty(0)), abs=1e-6)
     assert (np.ptp(weights) < 1e-9) == uniform
-
-
-# --- all of it together, in the predictor -----------------------------------------------------------------------------
 
 
 def pooled_by_hand(source: Classifier, views: torch.Tensor, mixed: bool) -> tuple[torch.Tensor, torch.Tensor]:

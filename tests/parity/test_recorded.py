@@ -1,7 +1,5 @@
 """Every method on every predictor answers as it did before the second edition of the house."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,22 +1,19 @@
 """Test which batches are accepted as images, and what the refusal of others advises."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
 import safer_tta
 from safer_tta.errors import InvalidTypeError, InvalidValueError
 from safer_tta.predictors import check_images
-from tests.conftest import batches
 
 
 @pytest.mark.parametrize("size", [(17, 17), (33, 33), (50, 50), (20, 31)])
 def test_any_height_and_width_is_accepted(model, size):
     images = torch.rand(4, 3, *size, generator=torch.Generator().manual_seed(0))
-    prediction = safer_tta.adapt(model, seed=0)(images)
-    assert prediction.probs.shape == (4, 5)
-    assert torch.isfinite(prediction.probs).all()
+    probs = safer_tta.adapt(model, seed=0)(images).probs
+    assert probs.shape == (4, 5)
+    assert torch.isfinite(probs).all()
 
 
 def test_bytes_are_the_floats_that_they_stand_for(model, images):
@@ -51,8 +48,7 @@ def test_the_refusal_of_a_shape_names_what_mends_it(shape, advice):
         check_images(torch.zeros(shape))
 
 
-def test_the_refusal_of_a_rounding_error_advises_to_clamp():
-    images = batches(1)[0]
+def test_the_refusal_of_a_rounding_error_advises_to_clamp(images):
     images[0, 0, 0, 0] = 1 + 2e-7
     with pytest.raises(InvalidValueError, match=r"1\.0000002\].*images\.clamp\(0, 1\)"):
         check_images(images)

@@ -1,14 +1,13 @@
 """A running service, which the tests of its addresses share."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from safer_tta.client import Client
-from tests.serve.helpers import Server, client, serving
+from tests.conftest import CHROMIUM, CHROMIUM_FLAGS
+from tests.serve.helpers import Server, serving
 
 
 @pytest.fixture(scope="session")
@@ -17,7 +16,16 @@ def server(source_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
         yield running
 
 
+@pytest.fixture(scope="module")
+def browser() -> Iterator[object]:
+    api = pytest.importorskip("playwright.sync_api")
+    with api.sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=str(CHROMIUM), args=CHROMIUM_FLAGS)
+        yield opened
+        opened.close()
+
+
 @pytest.fixture
 def asking(server: Server) -> Iterator[Client]:
-    with client(server) as talking:
+    with Client(server.url) as talking:
         yield talking

@@ -1,7 +1,5 @@
 """A real server process on loopback, and the same stream in the library beside it."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import io
@@ -9,6 +7,7 @@ import os
 import random
 import re
 import socket
+import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -34,7 +33,6 @@ SIDE = 64
 SEED = 5
 NPY = {"Content-Type": "application/x-npy"}
 CHEAP = {"method": "none", "predictor": "plain"}  # where the answers do not matter
-ANNA, BERT = {"Authorization": "Bearer " + "a" * 20}, {"Authorization": "Bearer " + "b" * 20}
 TOKENS = Tokens({"anna": "a" * 20, "bert": "b" * 20})
 T = TypeVar("T")
 WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 32
@@ -56,8 +54,7 @@ def pictures(count: int, size: int = 4, seed: int = 0) -> list[np.ndarray]:
 
 
 def free_port() -> int:
-    """Return a port once, from a range of this worker's own and below those that the system assigns, so that nothing
-    else of this session takes it before the server does."""
+    """Return a port once, from a range that only this worker uses, below those that the system assigns."""
     for port in PORTS:
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do; old connections do not count
@@ -119,14 +116,11 @@ class Server:
 
     def __init__(self, model: Path, folder: Path, *options: str) -> None:
         self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
         self.log = folder.parent / f"{folder.name}.log"
         settings = ["--model", str(model), "--folder", str(folder), "--side", str(SIDE), "--port", str(self.port)]
         self.command = ["serve", *settings, "--seed", str(SEED), *options]
         self.start()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
 
     def start(self) -> None:
         seen = self.log.stat().st_size if self.log.exists() else 0
@@ -170,5 +164,30 @@ class Replay:
         return self.guard(torch.from_numpy(images), learn=learn).probs.tolist()  # tests and server have one thread
 
 
-def client(server: Server, token: str | None = None, **options: object) -> Client:
-    return Client(server.url, token, **options)  # type: ignore[arg-type]
+@contextlib.contextmanager
+def meanwhile(*works: Callable[[threading.Event], object]) -> Iterator[None]:
+    """Do this work in threads, which are told to stop at the end of the block and have ended after it."""
+    stop = threading.Event()
+    threads = [threading.Thread(target=work, args=(stop,), daemon=True) for work in works]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(60)
+    assert not any(thread.is_alive() for thread in threads)
+
+
+@contextlib.contextmanager
+def sending(url: str, name: str) -> Iterator[None]:
+    """Send batches to a stream as long as the block lasts."""
+
+    def work(stop: threading.Event) -> None:
+        with Client(url) as mine:
+            while not stop.is_set():
+                mine.send(name, pictures(1, 4)[0])
+
+    with meanwhile(work):
+        yield

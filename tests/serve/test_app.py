@@ -1,18 +1,13 @@
-"""The service's addresses over loopback: a stream's life, its answers, its labels and its feed."""
-
-from __future__ import annotations
-
-import threading
-import time
+import itertools
 
 import httpx
 import numpy as np
 import pytest
 
-from safer_tta.client import Client, ServiceError
+from safer_tta.client import ServiceError
 from safer_tta.serve import schemas
 from safer_tta.serve.app import create_app
-from tests.serve.helpers import CHEAP, NPY, TOKENS, Replay, array_file, converse, engine_of, pictures
+from tests.serve.helpers import CHEAP, NPY, TOKENS, Replay, array_file, converse, engine_of, pictures, sending
 
 
 def test_a_stream_from_creation_to_deletion(asking):
@@ -37,9 +32,8 @@ def test_a_stream_from_creation_to_deletion(asking):
     asking.rollback("life")
     asking.reset("life")
     assert [r["number"] for r in asking.reports("life")] == [1, 2]
-    assert [e["what"] for e in asking.audit() if e["stream"] == "life"][:4] == [
-        "reset", "rollback", "unfreeze", "freeze",
-    ]  # fmt: skip
+    events = [event["what"] for event in asking.audit() if event["stream"] == "life"]
+    assert events[:4] == ["reset", "rollback", "unfreeze", "freeze"]
     asking.delete("life")
     with pytest.raises(ServiceError, match="no stream 'life'"):
         asking.stream("life")
@@ -64,21 +58,14 @@ def test_answers_match_the_schemas_of_the_api_page(asking):
 
 
 def test_answers_equal_those_of_the_library(asking, source_file):
-    """They are the same numbers over a freeze, a rollback by hand and a reset."""
     asking.create("same")
     replay = Replay(source_file, "same")
     batches = pictures(12, 5)
     for number, images in enumerate(batches):
         assert asking.send("same", images)["probabilities"] == replay(images)
-        if number == 3:
-            asking.freeze("same")
-            replay.guard.freeze()
-        if number == 5:
-            asking.unfreeze("same")
-            replay.guard.unfreeze()
-        if number == 9:
-            asking.rollback("same")
-            replay.guard.rollback()
+        if change := {3: "freeze", 5: "unfreeze", 9: "rollback"}.get(number):
+            getattr(asking, change)("same")
+            getattr(replay.guard, change)()
     asking.reset("same")
     fresh = Replay(source_file, "same")
     for images in batches[:3]:
@@ -104,27 +91,12 @@ def test_a_batch_is_applied_once_however_often_it_is_sent(asking, source_file, s
 
 def test_the_feed_reports_every_batch(asking):
     asking.create("feed")
-    heard: list[int] = []
-
-    def listen() -> None:
-        with Client(asking.url) as other:
-            for report in other.follow("feed"):
-                heard.append(report["number"])
-                if len(heard) == 3:
-                    return
-
-    thread = threading.Thread(target=listen, daemon=True)
-    thread.start()
-    deadline = time.monotonic() + 30
-    while thread.is_alive() and time.monotonic() < deadline:
-        asking.send("feed", pictures(1, 2)[0])
-    thread.join(10)
-    assert not thread.is_alive()
+    with sending(asking.url, "feed"):
+        heard = [report["number"] for report in itertools.islice(asking.follow("feed"), 3)]
     assert heard == list(range(heard[0], heard[0] + 3))
 
 
 def test_random_requests_of_the_schema_are_answered(server):
-    """Requests are made up from the OpenAPI page: valid, invalid and strange ones."""
     import schemathesis
     from hypothesis import HealthCheck, Phase, given, settings
 
@@ -147,7 +119,7 @@ def test_random_requests_of_the_schema_are_answered(server):
 def test_a_stopping_service_is_alive_and_not_ready(source_file, tmp_path):
     with engine_of(source_file, tmp_path, **CHEAP) as made:
 
-        async def talk(asking: httpx.AsyncClient) -> list[int]:
+        async def talk(asking):
             before = await asking.get("/readyz")
             made.refuse()
             after = [await asking.get(path) for path in ("/readyz", "/healthz")]

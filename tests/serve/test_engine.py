@@ -1,7 +1,3 @@
-"""The engine in this process: what is answered, flagged, reported and learnt from."""
-
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -75,7 +71,7 @@ def test_a_collapse_raises_an_alarm_and_a_rollback_by_hand_does_not(source_file,
 
 
 def test_metrics_count_what_happened(source_file, tmp_path):
-    def counted(made) -> dict[str, float]:
+    def counted(made):
         lines = [line.split() for line in made.metrics.text().decode().splitlines() if not line.startswith("#")]
         return {name.removeprefix("safer_tta_"): float(value) for name, value in lines}
 
@@ -91,6 +87,11 @@ def test_metrics_count_what_happened(source_file, tmp_path):
     assert found["batch_seconds_count"] == 2
 
 
+def version(model, folder, **options):
+    with engine_of(model, folder, **options) as made:
+        return made.served.version
+
+
 def test_the_version_depends_on_everything_that_decides_an_answer(source_file, tmp_path):
     deciding = [
         {}, {"options": {"lr": 0.01}}, {"method": "bn"}, {"predictor": "plain"}, {"norm": "medbn"},
@@ -100,32 +101,24 @@ def test_the_version_depends_on_everything_that_decides_an_answer(source_file, t
         {"abstain": 0.3}, {"seconds": 1.0}, {"seed": 1}, {"options": {"lr": 1e-3}},
         {"predictor": {"name": "safer-g", "views": 4}},
     ]  # fmt: skip
-    versions = []
-    for number, options in enumerate([*deciding, *beside]):
-        with engine_of(source_file, tmp_path / str(number), **options) as made:
-            versions.append(made.served.version)
+    versions = [version(source_file, tmp_path / str(n), **options) for n, options in enumerate([*deciding, *beside])]
     assert len(set(versions[: len(deciding)])) == len(deciding)
     assert set(versions[len(deciding) :]) == {versions[0]}
 
 
 def test_the_version_depends_on_the_code_of_extensions(source_file, tmp_path, monkeypatch):
-    with engine_of(source_file, tmp_path / "before") as made:
-        before = made.served.version
+    before = version(source_file, tmp_path / "before")
     file = tmp_path / "own_rule.py"
-    file.write_text(
-        "from safer_tta.pooling import RULES, register\nregister('own-rule')(lambda *views: RULES['cc_drop'](*views))\n"
-    )
+    code = "from safer_tta.pooling import RULES, register\nregister('own-rule')(lambda *v: RULES['cc_drop'](*v))\n"
+    file.write_text(code)
     monkeypatch.setattr(extensions, "_loaded", {})
     extensions.load([file])
     options = {"predictor": {"name": "safer", "pool": "own-rule"}}
-    with engine_of(source_file, tmp_path / "named", **options) as made:
-        named = made.served.version
+    named = version(source_file, tmp_path / "named", **options)
     monkeypatch.setattr(extensions, "_loaded", {})
-    with engine_of(source_file, tmp_path / "unnamed", **options) as made:
-        assert made.served.version != named
+    assert version(source_file, tmp_path / "unnamed", **options) != named
     del RULES["own-rule"]
-    with engine_of(source_file, tmp_path / "after") as made:
-        assert made.served.version == before
+    assert version(source_file, tmp_path / "after") == before
 
 
 def test_a_batch_without_a_lesson_is_not_adapted_to(source_file, tmp_path):

@@ -1,7 +1,3 @@
-"""Images as they arrive: every format becomes the same pixels, and sizes are checked."""
-
-from __future__ import annotations
-
 import io
 
 import numpy as np
@@ -12,30 +8,24 @@ from safer_tta.serve.images import from_array, from_files
 from safer_tta.serve.limits import Limits, Refused
 from tests.serve.helpers import SIDE, Replay, array_file, image_file
 
+FILES = {kind: [image_file(90, kind), image_file(SIDE, kind)] for kind in ("PNG", "JPEG", "WEBP")}
+FILES["grey and transparent"] = [image_file(mode=mode) for mode in ("L", "RGBA", "P", "1")]
 
-@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP"])
-def test_files_of_every_format_are_resized(asking, kind):
+
+@pytest.mark.parametrize("kind", FILES)
+def test_files_of_every_kind_become_rgb_of_one_size(asking, kind):
     name = asking.create()["name"]
-    assert len(asking.send(name, [image_file(90, kind), image_file(SIDE, kind)])["labels"]) == 2
-
-
-def test_grey_and_transparent_pictures_become_rgb(asking):
-    name = asking.create()["name"]
-    files = [image_file(mode=mode) for mode in ("L", "RGBA", "P", "1")]
-    assert len(asking.send(name, files)["labels"]) == 4
+    assert len(asking.send(name, FILES[kind])["labels"]) == len(FILES[kind])
 
 
 def test_files_and_arrays_of_the_same_pixels_get_the_same_answer(asking, source_file):
     image = np.asarray(Image.open(io.BytesIO(image_file())))
-    asking.create("twin")
-    given = asking.send("twin", np.stack([image] * 2))["probabilities"]
-    assert given == Replay(source_file, "twin")(np.stack([image.transpose(2, 0, 1)] * 2))
-    fresh = Replay(source_file, "other-twin")
-    asking.create("other-twin")
-    files = asking.send("other-twin", [image_file()] * 2)["probabilities"]
-    assert files == fresh(np.stack([image.transpose(2, 0, 1)] * 2))
-    assert np.array_equal(from_files([image_file()], SIDE, Limits())[0], image.transpose(2, 0, 1))
-    assert np.array_equal(from_array(array_file(image[None]), SIDE, Limits())[0], image.transpose(2, 0, 1))
+    expected = image.transpose(2, 0, 1)
+    for name, sent in (("twin", np.stack([image] * 2)), ("other-twin", [image_file()] * 2)):
+        asking.create(name)
+        assert asking.send(name, sent)["probabilities"] == Replay(source_file, name)(np.stack([expected] * 2))
+    assert np.array_equal(from_files([image_file()], SIDE, Limits())[0], expected)
+    assert np.array_equal(from_array(array_file(image[None]), SIDE, Limits())[0], expected)
 
 
 def test_sixteen_bits_of_grey_are_not_clipped():

@@ -1,47 +1,33 @@
-"""Streams do not touch each other, whatever one of them receives and however many there are."""
-
-from __future__ import annotations
-
-import threading
+import itertools
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
 from safer_tta.client import Client
 from safer_tta.serve.limits import Limits
-from tests.serve.helpers import SIDE, Replay, client, engine_of, pictures, send
+from tests.serve.helpers import SIDE, Replay, engine_of, meanwhile, pictures, send
 
 
 def test_a_hostile_stream_does_not_touch_the_others(asking, source_file):
-    """One stream gets noise and constant images. Two others are answered to the last bit as if it did not exist."""
     names = ["clean-1", "clean-2"]
     for name in [*names, "hostile"]:
         asking.create(name)
-    stop = threading.Event()
 
-    def attack() -> None:
+    def attack(stop):
         rng = np.random.default_rng(0)
-        kinds = [
-            lambda: rng.integers(256, size=(8, SIDE, SIDE, 3), dtype=np.uint8),
-            lambda: np.zeros((8, SIDE, SIDE, 3), np.uint8),
-            lambda: np.full((1, SIDE, SIDE, 3), 255, np.uint8),
-        ]
         with Client(asking.url) as other:
-            for number in range(100_000):
-                if stop.is_set():
-                    return
-                other.send("hostile", kinds[number % 3]())
+            for number in itertools.takewhile(lambda _: not stop.is_set(), itertools.count()):
+                noise = rng.integers(256, size=(8, SIDE, SIDE, 3), dtype=np.uint8)
+                other.send("hostile", (noise, np.zeros_like(noise), np.full_like(noise[:1], 255))[number % 3])
                 if number % 5 == 0:
                     other.reset("hostile")
 
-    thread = threading.Thread(target=attack, daemon=True)
-    thread.start()
     batches = pictures(10, 4, seed=3)
     given = {name: [] for name in names}
-    for images in batches:
-        for name in names:
-            given[name].append(asking.send(name, images)["probabilities"])
-    stop.set()
-    thread.join(30)
+    with meanwhile(attack):
+        for images in batches:
+            for name in names:
+                given[name].append(asking.send(name, images)["probabilities"])
     assert asking.stream("hostile")["batches"] > 5
     for name in names:
         replay = Replay(source_file, name)
@@ -49,29 +35,22 @@ def test_a_hostile_stream_does_not_touch_the_others(asking, source_file):
 
 
 def test_many_streams_at_once(server, source_file):
-    """Sixty-four streams ask at the same time."""
     batches = pictures(3, 2, seed=9)
-    answers: dict[str, list] = {}
 
-    def talk(name: str) -> None:
-        with client(server, retries=50) as mine:
-            mine.create(name)
-            answers[name] = [mine.send(name, images) for images in batches]
+    def talk(number):
+        with Client(server.url, retries=50) as mine:
+            mine.create(f"load-{number}")
+            return [mine.send(f"load-{number}", images) for images in batches]
 
-    threads = [threading.Thread(target=talk, args=(f"load-{number}",)) for number in range(64)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(240)
-    assert len(answers) == 64
-    for name in ("load-0", "load-31", "load-63"):
-        replay = Replay(source_file, name)
-        for images, answer in zip(batches, answers[name], strict=True):
+    with ThreadPoolExecutor(64) as pool:
+        answers = list(pool.map(talk, range(64)))
+    for number in (0, 31, 63):
+        replay = Replay(source_file, f"load-{number}")
+        for images, answer in zip(batches, answers[number], strict=True):
             assert answer["probabilities"] == replay(images, learn=answer["adapted"])
 
 
 def test_a_thousand_streams_are_parked_and_come_back(source_file, tmp_path):
-    """There is room for a few in memory; every tenth stream learns before it is parked."""
     first, second = pictures(2, 2, seed=4)
     names, early = [f"parked-{number:04}" for number in range(1000)], {}
     with engine_of(source_file, tmp_path, limits=Limits(memory_bytes=2**20)) as made:

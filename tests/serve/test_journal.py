@@ -1,7 +1,3 @@
-"""What is kept on disk, and for how long."""
-
-from __future__ import annotations
-
 import sqlite3
 
 import torch
@@ -23,8 +19,10 @@ def test_the_last_256_answers_are_kept(source_file, tmp_path):
         assert len(made.journal.reports("local/other", 1000)) == 1
 
 
-def test_the_last_ten_thousand_events_are_kept(tmp_path):
+def test_the_journal_waits_for_the_disk_and_keeps_the_last_ten_thousand_events(tmp_path):
     journal = Journal(tmp_path, "v")
+    # An answer must survive a power cut, which a test cannot cause; SQLite says what it waits for (2: full).
+    assert journal._database.execute("pragma synchronous").fetchone() == (2,)
     events = [(float(number), "anna", "a", "freeze") for number in range(10_020)]
     with sqlite3.connect(journal.path) as database:
         insert = "insert into audit (time, owner, stream, what) values (?, ?, ?, ?)"
@@ -49,10 +47,3 @@ def test_a_deleted_stream_leaves_only_its_audit(source_file, tmp_path):
         made.create("local", "a").result()
         assert made.journal.reports("local/a", 100) == []
         assert send(made, batches[1], key="k0")["number"] == 1  # the keys of the old one are forgotten
-
-
-def test_the_journal_waits_for_the_disk(tmp_path):
-    """An answer must survive a power cut, which a test cannot cause; SQLite says what it waits for (2: full)."""
-    journal = Journal(tmp_path, "v")
-    assert journal._database.execute("pragma synchronous").fetchone() == (2,)
-    journal.close()

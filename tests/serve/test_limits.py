@@ -1,54 +1,32 @@
-"""How much work a service accepts: queues, time, memory, disk, rates, uploads and feeds."""
-
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncIterator, Iterator
 
-import httpx
 import numpy as np
 import pytest
 
-from safer_tta.errors import InvalidValueError
 from safer_tta.serve.app import create_app
-from safer_tta.serve.engine import Engine
 from safer_tta.serve.limits import Limits, RateLimit, Refused
 from safer_tta.serve.tokens import Tokens
 from safer_tta.serve.uploads import Decoder
-from tests.serve.helpers import (
-    ANNA,
-    BERT,
-    CHEAP,
-    NPY,
-    SIDE,
-    TOKENS,
-    Replay,
-    array_file,
-    converse,
-    engine,
-    engine_of,
-    pictures,
-    send,
-)  # fmt: skip
+from tests.serve.helpers import CHEAP, NPY, SIDE, TOKENS, Replay, array_file, converse, engine_of, pictures, send
 
 GOOD = array_file(np.zeros((1, SIDE, SIDE, 3), np.uint8))
 
 
 @contextlib.contextmanager
-def held(made: Engine, stream: str) -> Iterator[threading.Event]:
+def held(made, stream):
     """Keep the engine's thread at work for a stream."""
     begun, hold = threading.Event(), threading.Event()
 
-    def work() -> None:
+    def work():
         begun.set()
         hold.wait(60)
 
     made.submit(stream, work)
     assert begun.wait(60)
     try:
-        yield hold
+        yield
     finally:
         hold.set()
 
@@ -89,10 +67,8 @@ def test_a_service_that_exceeds_its_time_answers_without_learning(source_file, t
             assert [send(made, images)["adapted"] for images in batches] == adapted
 
 
-def test_states_too_large_for_memory_or_disk_are_refused(source_file, tmp_path):
-    with pytest.raises(InvalidValueError, match="adapts less"):
-        engine(source_file, tmp_path, method="pl", limits=Limits(memory_bytes=10_000))
-    with engine_of(source_file, tmp_path / "b", limits=Limits(disk_bytes=200_000)) as made:
+def test_states_too_large_for_the_disk_are_refused(source_file, tmp_path):
+    with engine_of(source_file, tmp_path, limits=Limits(disk_bytes=200_000)) as made:
         creations = (made.create("local", f"s{number}").result() for number in range(50))
         with pytest.raises(Refused, match="no room"):
             list(creations)
@@ -130,8 +106,8 @@ def test_a_rate_limit_fills_again():
 def test_every_owner_has_its_own_rate(source_file, tmp_path):
     """On a clock that stands still, one request a second means two at once."""
 
-    async def talk(asking: httpx.AsyncClient) -> list[int]:
-        headers = [ANNA, ANNA, ANNA, BERT, BERT, BERT, {"Authorization": "Bearer unknown"}]
+    async def talk(asking):
+        headers = [{"Authorization": f"Bearer {letter * 20}"} for letter in "aaabbbc"]
         return [(await asking.get("/v1/streams", headers=header)).status_code for header in headers]
 
     with engine_of(source_file, tmp_path, limits=Limits(requests_per_s=1.0), **CHEAP) as made:
@@ -141,35 +117,17 @@ def test_every_owner_has_its_own_rate(source_file, tmp_path):
         assert converse(app, talk) == [200, 200, 429, 200, 200, 429, 401]
 
 
-def test_a_request_without_an_end_is_too_large(source_file, tmp_path):
-    """It does not say its length."""
-
-    async def endless() -> AsyncIterator[bytes]:
-        for _ in range(70):
-            yield b" " * 1024
-
-    async def talk(asking: httpx.AsyncClient) -> httpx.Response:
-        return await asking.post("/v1/streams", content=endless(), headers={"Content-Type": "application/json"})
-
-    with engine_of(source_file, tmp_path, **CHEAP) as made:
-        answer = converse(create_app(made, Tokens()), talk)
-    assert answer.status_code == 413
-    assert "longer than 65536 bytes" in answer.json()["error"]
-
-
 def test_uploads_are_counted_together_until_they_are_answered(source_file, tmp_path):
-    """While one holds most of what may arrive at once, another finds no room; later there is room again."""
-
-    async def talk(asking: httpx.AsyncClient) -> list[int]:
+    async def talk(asking):
         arrived, proceed = asyncio.Event(), asyncio.Event()
 
-        async def slow() -> AsyncIterator[bytes]:
+        async def slow():
             yield GOOD[:-1]
             arrived.set()
             await proceed.wait()
             yield GOOD[-1:]
 
-        def post(content: bytes | AsyncIterator[bytes]) -> asyncio.Task[httpx.Response]:
+        def post(content):
             return asyncio.create_task(asking.post("/v1/streams/a/batches", content=content, headers=NPY))
 
         first = post(slow())
@@ -186,12 +144,12 @@ def test_uploads_are_counted_together_until_they_are_answered(source_file, tmp_p
 def test_a_form_is_not_read_beyond_the_allowed_images(source_file, tmp_path):
     read = []
 
-    async def form() -> AsyncIterator[bytes]:
+    async def form():
         for number in range(1000):
             read.append(number)
             yield b'--b\r\nContent-Disposition: form-data; name="images"; filename="a.png"\r\n\r\nx\r\n'
 
-    async def talk(asking: httpx.AsyncClient) -> int:
+    async def talk(asking):
         headers = {"Content-Type": "multipart/form-data; boundary=b"}
         return (await asking.post("/v1/streams/a/batches", content=form(), headers=headers)).status_code
 
@@ -201,10 +159,10 @@ def test_a_form_is_not_read_beyond_the_allowed_images(source_file, tmp_path):
 
 
 def test_only_the_allowed_number_of_batches_is_decoded_at_once():
-    async def talk() -> int:
+    async def talk():
         decoder, hold = Decoder(SIDE, Limits(decoding=2)), threading.Event()
 
-        def decode(content: np.ndarray, side: int, limits: Limits) -> np.ndarray:
+        def decode(content, side, limits):
             hold.wait(60)
             return content
 

@@ -1,20 +1,16 @@
-"""Who may use the service: tokens, pages of other sites, addresses, security headers."""
-
-from __future__ import annotations
-
+import contextlib
 import json
 import socket
-from collections.abc import Iterable
 
 import httpx
 import pytest
 
-from safer_tta.client import ServiceError
+from safer_tta.client import Client, ServiceError
 from safer_tta.errors import InvalidValueError
 from safer_tta.serve.limits import Refused
 from safer_tta.serve.server import check_address
 from safer_tta.serve.tokens import Tokens
-from tests.serve.helpers import ANNA, BERT, TOKENS, client, pictures, serving
+from tests.serve.helpers import TOKENS, pictures, serving
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +23,7 @@ def guarded(source_file, tmp_path_factory):
 
 
 def test_owners_see_only_their_own_streams(guarded):
-    with client(guarded, "a" * 20) as anna, client(guarded, "b" * 20) as bert:
+    with Client(guarded.url, "a" * 20) as anna, Client(guarded.url, "b" * 20) as bert:
         anna.create("mine")
         with pytest.raises(ServiceError, match="no stream"):
             bert.stream("mine")
@@ -38,32 +34,19 @@ def test_owners_see_only_their_own_streams(guarded):
         assert {e["owner"] for e in bert.audit()} == {"bert"}
 
 
-def test_requests_without_a_token_are_refused(guarded):
+def test_requests_without_a_token_are_refused_before_they_are_read(guarded):
     for header in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic " + "a" * 20}):
         for path in ("/v1/streams", "/v1/model", "/v1/audit"):
             answer = httpx.get(guarded.url + path, headers=header)
-            assert answer.status_code == 401
-            assert answer.headers["WWW-Authenticate"] == "Bearer"
-    assert httpx.get(guarded.url + "/healthz").status_code == 200
-
-
-def test_without_a_token_nothing_is_read(guarded):
-    """The request is refused before its body or its headers fill the memory."""
+            assert (answer.status_code, answer.headers["WWW-Authenticate"]) == (401, "Bearer")
     for content in (b"{", b"x" * 10_000_000):
         assert httpx.post(guarded.url + "/v1/streams", content=content).status_code == 401
-    with socket.create_connection(("127.0.0.1", guarded.port), timeout=10) as line:
-        assert is_cut_off(line, [b"GET / HTTP/1.1\r\n", *[b"X: " + b"x" * 1000 + b"\r\n"] * 1000])
-    assert httpx.get(guarded.url + "/healthz").status_code == 200
-
-
-def is_cut_off(line: socket.socket, parts: Iterable[bytes]) -> bool:
-    """Return whether the other side ends an endless request; if it keeps reading, the socket times out."""
-    try:
-        for part in parts:
+    line = socket.create_connection(("127.0.0.1", guarded.port), timeout=10)
+    with line, contextlib.suppress(ConnectionError):  # it may be closed before the request is sent
+        for part in [b"GET / HTTP/1.1\r\n", *[b"X: " + b"x" * 1000 + b"\r\n"] * 1000]:
             line.sendall(part)
-        return line.recv(100).startswith(b"HTTP/1.1 4") or line.recv(1) == b""
-    except ConnectionError:  # it has closed before the request was sent
-        return True
+        assert line.recv(100).startswith(b"HTTP/1.1 4") or line.recv(1) == b""
+    assert httpx.get(guarded.url + "/healthz").status_code == 200
 
 
 def test_invalid_token_files_are_refused(tmp_path):
@@ -79,11 +62,10 @@ def test_a_token_is_compared_to_its_end():
     for number in range(3000):
         with pytest.raises(Refused):
             TOKENS.owner(f"Bearer {'a' * 19}{number}")
-    assert [TOKENS.owner(header["Authorization"]) for header in (ANNA, BERT)] == ["anna", "bert"]
+    assert [TOKENS.owner(f"Bearer {letter * 20}") for letter in "ab"] == ["anna", "bert"]
 
 
 def test_pages_of_other_sites_are_refused(server):
-    """They get no answer by a request that a browser sends for them, nor under a host name that leads here."""
     for headers in (
         {"Origin": "https://evil.example"},
         {"Sec-Fetch-Site": "cross-site"},

@@ -1,7 +1,5 @@
 """A small dataset, and a source model trained on it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,19 +1,11 @@
-"""Training augmentation."""
-
-from __future__ import annotations
-
 import torch
 
-from safer_tta.training.augment import augment
+from safer_tta.training.trainer import augment
+from tests.contract.parts import generator
 
 
-def repeated(count: int, side: int) -> torch.Tensor:
-    """Return one random image many times."""
+def repeated(count, side):
     return torch.rand(1, 3, side, side, generator=generator(0)).expand(count, 3, side, side)
-
-
-def generator(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def test_one_image_in_ten_is_grey():

@@ -1,7 +1,3 @@
-"""Definitions of models: a plan knows them before the training, and the model's file holds them."""
-
-from __future__ import annotations
-
 import dataclasses
 import json
 

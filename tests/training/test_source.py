@@ -1,7 +1,3 @@
-"""Source models: the paper's settings, and robust training."""
-
-from __future__ import annotations
-
 import dataclasses
 
 import pytest
@@ -12,14 +8,11 @@ from safer_tta.errors import InvalidValueError, UnknownNameError
 from safer_tta.training import robust, source_recipe, surrogate_recipe, train_source, trainer
 
 
-def test_defaults_are_the_papers():
+def test_defaults_are_the_papers_and_only_the_small_network_needs_no_weights():
     recipe = source_recipe("pacs", weights="imagenet.safetensors")
     assert (recipe.architecture, recipe.steps, recipe.batch, recipe.lr) == ("resnet18", 5000, 32, 5e-5)
     assert robust(recipe).attack == {"eps": 8 / 255, "step": 2 / 255, "steps": 20}
     assert surrogate_recipe("pacs", weights="imagenet.safetensors").seed != recipe.seed
-
-
-def test_networks_other_than_the_small_one_need_weights():
     with pytest.raises(InvalidValueError, match="weights"):
         source_recipe("pacs")
     assert source_recipe("pacs", weights=None).weights is None

@@ -1,7 +1,3 @@
-"""The attacker's model, and the attacked copies that are made with it."""
-
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -30,24 +26,14 @@ def test_attacked_copies_fool_the_surrogate_and_are_made_once(data, tmp_path):
         attacked_copies(sketch, surrogate, store, source="s", threat={"eps": 8})
 
 
-def test_copies_depend_on_surrogate_seed_images_and_threat(data, trained, tmp_path):
-    """A store never returns copies that another attacker made, or copies of other images."""
+def test_copies_depend_on_surrogate_seed_images_and_threat_and_live_attacks_make_none(data, trained, tmp_path):
     few, other = (excerpt(data.domain("sketch"), 4, seed) for seed in (0, 1))
-    surrogate, threat, store = load(trained), {"steps": 1}, ArrayStore(tmp_path)
-    asked = [
-        (few, {"source": "one"}),
-        (few, {"source": "another"}),
-        (few, {"source": "one", "seed": 1}),
-        (other, {"source": "one"}),
-        (few, {"source": "one", "threat": {"steps": 2}}),
-    ]
-    made = [attacked_copies(domain, surrogate, store, **{"threat": threat, **how}) for domain, how in asked]
+    surrogate, store, usual = load(trained), ArrayStore(tmp_path), {"source": "one", "threat": {"steps": 1}}
+    asked = [(few, {}), (few, {"source": "another"}), (few, {"seed": 1}), (other, {}), (few, {"threat": {"steps": 2}})]
+    made = [attacked_copies(domain, surrogate, store, **{**usual, **how}) for domain, how in asked]
     assert len(list(tmp_path.iterdir())) == len(asked)
     assert not np.array_equal(made[0], made[2]), "another seed is another random start"
     for (domain, _), copies in zip(asked, made, strict=True):
         assert change(copies, domain) <= 8
-
-
-def test_a_live_attack_makes_no_copies(data, trained, tmp_path):
     with pytest.raises(InvalidValueError, match=r"'eot' goes through the deployed predictor.*; expected"):
-        attacked_copies(data.domain("sketch"), load(trained), ArrayStore(tmp_path), source="s", attack="eot")
+        attacked_copies(few, surrogate, store, source="s", attack="eot")

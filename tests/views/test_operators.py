@@ -1,7 +1,5 @@
 """Test operators on any shape; tests/contract has what each must keep, tests/parity what each computes."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """Test how views are made from a draw, and which pipelines are refused."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Compile functions separately, each with torch.compile's full number of recompilations."""
 
-from __future__ import annotations
-
 import types
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar, cast

@@ -1,7 +1,5 @@
 """The hash behind names, seeds and checks of content. Stored data depends on it, so it must not change."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable
 

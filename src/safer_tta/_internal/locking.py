@@ -1,7 +1,5 @@
 """Let the functions of one object exclude each other, so that threads may share it."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -9,8 +7,6 @@ from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 
 class Lockable(Protocol):
-    """An object with a context in which no other thread uses it."""
-
     def exclusively(self) -> AbstractContextManager[None]: ...
 
 

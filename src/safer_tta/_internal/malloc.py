@@ -1,7 +1,5 @@
 """Keep freed memory for the next step: on a CPU a step then does not wait for cleared pages (docs/performance.md)."""
 
-from __future__ import annotations
-
 import ctypes
 import logging
 
@@ -14,11 +12,12 @@ PAD = 64 * 2**20
 
 
 def keep_freed_memory() -> bool:
-    """Ask the C library not to hand large blocks back to the system after every use.
+    """Ask the C library to keep large blocks of freed memory for the next step. The process then holds its peak memory.
 
-    glibc returns a block of 32 MB or more the moment it is freed; the next step asks for it again, and the kernel
-    clears it again, page by page. A step's activations are such blocks. The process then keeps what it once needed.
-    False where the C library is another: nothing changes there.
+    By default glibc returns freed blocks of 32 MB or more at once, and the kernel clears them again for the next step.
+
+    Returns:
+        Whether the settings were taken; only glibc has them.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt

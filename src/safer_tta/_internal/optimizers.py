@@ -1,7 +1,5 @@
 """An optimiser's gradients, steps and memory; its memory is flat, {index of the parameter.key: tensor}."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -60,8 +58,7 @@ def fuse(optimizer: Optimizer, fused: bool) -> None:
     """Let one kernel update all parameters, on a GPU, where it may be part of a graph; elsewhere torch chooses."""
     for group in optimizer.param_groups:
         if "fused" in group:
-            group["fused"] = fused or None
-            group["foreach"] = None
+            group.update(fused=fused or None, foreach=None)
         if "capturable" in group:
             group["capturable"] = fused
     if not fused:

@@ -1,8 +1,7 @@
 """Show the progress of long work: a bar in a terminal; elsewhere, a line every 15 seconds."""
 
-from __future__ import annotations
-
 import contextlib
+import importlib.util
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -15,15 +14,10 @@ def silent(done: int, total: int, **figures: float) -> None:
     """Report nothing: the default of every `tick`."""
 
 
-@contextlib.contextmanager
-def progress(label: str) -> Iterator[Tick]:
-    """Yield a function to call with (done, total, **figures)."""
-    bar = _bar(label) if sys.stderr.isatty() else None
-    if bar is None:
-        yield _lines(label)
-    else:
-        with bar as tick:
-            yield tick
+def progress(label: str) -> contextlib.AbstractContextManager[Tick]:
+    """Return a context that gives a function to call with (done, total, **figures)."""
+    drawable = sys.stderr.isatty() and importlib.util.find_spec("rich") is not None
+    return _bar(label) if drawable else contextlib.nullcontext(_lines(label))
 
 
 def _lines(label: str) -> Tick:
@@ -40,23 +34,17 @@ def _lines(label: str) -> Tick:
     return tick
 
 
-def _bar(label: str) -> contextlib.AbstractContextManager[Tick] | None:
-    try:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-    except ImportError:
-        return None
+@contextlib.contextmanager
+def _bar(label: str) -> Iterator[Tick]:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    @contextlib.contextmanager
-    def show() -> Iterator[Tick]:
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-            task = bar.add_task(label, total=None)
-            yield lambda done, total, **figures: bar.update(
-                task, completed=done, total=total, description=label + _figures(figures)
-            )
-
-    return show()
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(label, total=None)
+        yield lambda done, total, **figures: bar.update(
+            task, completed=done, total=total, description=label + _figures(figures)
+        )
 
 
 def _figures(figures: dict[str, float]) -> str:

@@ -1,7 +1,5 @@
 """Registries of named things of one kind. A name stands for one thing only, since results are kept under it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
@@ -11,20 +9,13 @@ T = TypeVar("T")
 F = TypeVar("F")
 
 
-def _as_it_is(name: str, thing: Any) -> Any:
-    return thing
-
-
 class Registry(dict[str, T], Generic[T]):
     """A dict that refuses a second thing under a name, and whose `register` is a decorator.
 
-    Args:
-        kind: What it holds, in the singular; error messages say it.
-        entry: Makes an entry from the name, the thing and the traits that were registered; by default the thing itself.
+    `entry` makes an entry from a name, a thing and its traits. Error messages call an entry by `kind`.
     """
 
-    def __init__(self, kind: str, entry: Callable[..., T] = _as_it_is) -> None:
-        super().__init__()
+    def __init__(self, kind: str, entry: Callable[..., T] = lambda name, thing: thing) -> None:
         self.kind, self.entry = kind, entry
 
     def register(self, name: str, **traits: Any) -> Callable[[F], F]:
@@ -37,11 +28,7 @@ class Registry(dict[str, T], Generic[T]):
         return decorate
 
     def find(self, name: str) -> T:
-        """Return the entry of this name.
-
-        Raises:
-            UnknownNameError: If nothing is registered under it.
-        """
+        """Return the entry of this name, or raise an UnknownNameError."""
         if name not in self:
             raise UnknownNameError.of(self.kind, name, self)
         return self[name]

@@ -4,8 +4,6 @@ The core depends only on torch and numpy, so it has an implementation of its own
 flushed to the disk and then renamed, so it is complete or absent.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json
@@ -37,12 +35,14 @@ _DTYPES: dict[str, torch.dtype] = {
     "BOOL": torch.bool,
 }
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+FilePath = str | os.PathLike[str]
+Content = tuple[dict[str, Tensor], dict[str, str]]
 _LARGEST_HEADER = 100_000_000
 CONTENT = "blake2b"  # the key of the hash of all tensors' bytes in the metadata
 
 
 @contextlib.contextmanager
-def atomic_write(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
+def atomic_write(path: FilePath) -> Iterator[IO[bytes]]:
     """Open a temporary file beside `path`, which is renamed to `path` if the block succeeds."""
     path = Path(path)
     if not path.parent.is_dir():
@@ -60,9 +60,7 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
         raise
 
 
-def write(
-    path: str | os.PathLike[str], tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
-) -> None:
+def write(path: FilePath, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
     """Write named tensors and text about them to `path`."""
     with atomic_write(path) as file:
         for part in _encode(tensors, metadata):
@@ -82,11 +80,8 @@ def _encode(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None) -
         if tensor.dtype not in _NAMES:
             raise InvalidTypeError(f"tensor {name!r} is {tensor.dtype}; the format holds {', '.join(map(str, _NAMES))}")
         size = tensor.numel() * tensor.element_size()
-        header[name] = {
-            "dtype": _NAMES[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [offset, offset + size],
-        }
+        offsets = [offset, offset + size]
+        header[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": offsets}
         offset += size
     encoded = json.dumps(header, separators=(",", ":")).encode()
     encoded += b" " * (-len(encoded) % 8)  # the format requires data to start on an eight-byte boundary
@@ -95,35 +90,33 @@ def _encode(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None) -
     yield from parts
 
 
-def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, str]]:
+def read(path: FilePath) -> Content:
     """Read (tensors, metadata) from `path`. Tensors own their memory."""
     with open(path, "rb") as file:
-        header, metadata, start = _read_header(file, path)
-    return _decode(header, metadata, np.fromfile(path, dtype=np.uint8, offset=start), path)
+        return _decode(file, path)
 
 
-def loads(content: bytes, name: str = "bytes") -> tuple[dict[str, Tensor], dict[str, str]]:
+def loads(content: bytes, name: str = "bytes") -> Content:
     """Read (tensors, metadata) from the bytes of `dumps`; errors call them `name`."""
-    header, metadata, start = _read_header(io.BytesIO(content), name)
-    return _decode(header, metadata, np.frombuffer(content, dtype=np.uint8, offset=start), name)
+    return _decode(io.BytesIO(content), name)
 
 
-def read_metadata(path: str | os.PathLike[str]) -> dict[str, str]:
+def read_metadata(path: FilePath) -> dict[str, str]:
     """Read only the text in the header."""
     with open(path, "rb") as file:
         return {name: text for name, text in _read_header(file, path)[1].items() if name != CONTENT}
 
 
-def _decode(
-    header: dict[str, Any], metadata: dict[str, str], data: NDArray[np.uint8], path: str | os.PathLike[str]
-) -> tuple[dict[str, Tensor], dict[str, str]]:
+def _decode(file: IO[bytes], path: FilePath) -> Content:
+    header, metadata = _read_header(file, path)
+    data = np.frombuffer(file.read(), dtype=np.uint8)
     written = metadata.pop(CONTENT, None)  # files of other libraries have none
     if written is not None and written != hash_bytes([data.data]).hex():
         raise TensorFileError(f"{path} is damaged: its content is not what was written. Restore it from a copy")
     return {name: _tensor(path, name, entry, data) for name, entry in header.items()}, metadata
 
 
-def _read_header(file: IO[bytes], path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, str], int]:
+def _read_header(file: IO[bytes], path: FilePath) -> tuple[dict[str, Any], dict[str, str]]:
     size = file.seek(0, os.SEEK_END)
     file.seek(0)
     prefix = file.read(8)
@@ -136,10 +129,10 @@ def _read_header(file: IO[bytes], path: str | os.PathLike[str]) -> tuple[dict[st
         metadata = {str(key): str(value) for key, value in header.pop("__metadata__", {}).items()}
     except (ValueError, AttributeError, TypeError) as error:
         raise TensorFileError(f"{path} is not a safetensors file (its header is not a JSON object)") from error
-    return header, metadata, 8 + length
+    return header, metadata
 
 
-def _tensor(path: str | os.PathLike[str], name: str, entry: Any, data: np.ndarray[Any, Any]) -> Tensor:
+def _tensor(path: FilePath, name: str, entry: Any, data: NDArray[np.uint8]) -> Tensor:
     try:
         begin, end = entry["data_offsets"]
         if not 0 <= begin <= end <= len(data):

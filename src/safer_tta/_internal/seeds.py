@@ -1,7 +1,5 @@
 """Generators that are named by their purpose: a name gives the same numbers in any process and in any order."""
 
-from __future__ import annotations
-
 import torch
 from torch import Generator
 

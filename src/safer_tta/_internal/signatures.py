@@ -1,7 +1,5 @@
 """Check the names of options: an unknown one is refused with a list of those that exist."""
 
-from __future__ import annotations
-
 import dataclasses
 import difflib
 import inspect
@@ -12,17 +10,7 @@ from ..errors import InvalidTypeError
 
 
 def check_options(function: Callable[..., Any], options: Iterable[str], what: str, *, own: Iterable[str] = ()) -> None:
-    """Refuse options that a function does not take.
-
-    Args:
-        function: A function or class.
-        options: Names of options that were given.
-        what: What the function is called in the message.
-        own: Parameters of the function that are not options.
-
-    Raises:
-        InvalidTypeError: If the function has no such option.
-    """
+    """Refuse options that a function or class does not take; `own` are those of its parameters that are not options."""
     parameters = inspect.signature(function).parameters
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         return  # it takes all options and refuses unknown ones itself
@@ -44,8 +32,8 @@ def changed_fields(instance: object) -> dict[str, Any]:
     """Return the fields of a dataclass that differ from their defaults; of any other object, nothing."""
     if not dataclasses.is_dataclass(instance):
         return {}
-    values = {field.name: (getattr(instance, field.name), _default(field)) for field in dataclasses.fields(instance)}
-    return {name: value for name, (value, default) in values.items() if value != default}
+    values = ((field, getattr(instance, field.name)) for field in dataclasses.fields(instance))
+    return {field.name: value for field, value in values if value != _default(field)}
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:

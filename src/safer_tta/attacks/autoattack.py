@@ -3,8 +3,6 @@
 APGD-CE, APGD-T, FAB-T and Square run one after the other, each on the images that withstood those before it.
 """
 
-from __future__ import annotations
-
 import functools
 import logging
 from collections.abc import Callable, Mapping
@@ -13,9 +11,9 @@ from typing import Any
 import torch
 from torch import Generator, Tensor, nn
 
+from .._internal.temporary import temporarily
 from ..errors import InvalidTypeError, InvalidValueError, MissingPackageError
 from ..models import Classifier
-from ..models.temporary import temporarily
 from ..predictors import check_images
 from .pgd import BALLS, check_threat, scores, undisturbed
 from .registry import register

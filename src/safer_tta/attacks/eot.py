@@ -4,8 +4,6 @@ The attacker knows the defence. Every step averages the gradient over K fresh dr
 nothing. The predictor itself is not moved: neither its generator nor its statistics nor its gradients.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Mapping
 from typing import Any

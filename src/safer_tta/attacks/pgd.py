@@ -5,8 +5,6 @@ has 8-bit values, and the budget holds after that rounding too. The model's mode
 were.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable, Mapping
@@ -19,9 +17,9 @@ from torch import Generator, Tensor, nn
 
 from .._internal.checks import count, one_of
 from .._internal.seeds import draw_seed
+from .._internal.temporary import temporarily
 from ..errors import InvalidTypeError, InvalidValueError
 from ..models import Classifier
-from ..models.temporary import temporarily
 from ..predictors import Prediction, Predictor, check_images
 from .registry import register
 

@@ -1,7 +1,5 @@
 """Attacks by name. An attack is one file in this folder with one decorator; it is known because it is there."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol

@@ -1,7 +1,5 @@
 """A threat is all that an attack is told: its budget, its steps and its own options."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from .._internal.signatures import check_names

@@ -1,15 +1,12 @@
 """Draw the figure of a grid of a plan."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Sequence
-from typing import Any
 
 from .figures import Curve, Drawing, bars, heatmaps, lines
 from .metrics import rolling
-from .plan import Grid, Plan
-from .tables import Found, Table, best
+from .plan import Cell, Grid, Plan
+from .tables import Found, Table, best, grouped
 
 X_NAMES = {
     "views": "augmented views N",
@@ -27,11 +24,10 @@ X_NAMES = {
 def drawing(plan: Plan, number: int, found: Sequence[Found], table: Table) -> Drawing | None:
     """Return the figure of a grid; None if the grid has none or no run is done."""
     grid = plan.grids[number]
-    mine = [(cell, row) for cell, row in found if cell.grid == number]
-    if not mine or grid.figure not in KINDS:
+    runs = grouped((cell.row.label, (cell, row)) for cell, row in found if cell.grid == number)
+    if not runs or grid.figure not in KINDS:
         return None
-    labels = dict.fromkeys(cell.row.label for cell, _ in mine)  # each with the settings that its table shows
-    shown = [run for label in labels for run in best(grid, [(c, r) for c, r in mine if c.row.label == label])]
+    shown = [run for mine in runs.values() for run in best(grid, mine)]  # with the settings that the table shows
     return KINDS[grid.figure](grid, shown, table)
 
 
@@ -50,25 +46,26 @@ def _lines(grid: Grid, found: Sequence[Found], table: Table) -> Drawing:
     """Draw accuracy over what the grid varies, or else over the rate, with a curve for each row."""
     place = next((place for place in grid.vary if place not in grid.best_of), None)
     name = "attack_rate" if place is None else place.rpartition(".")[2]
-    curves: dict[str, list[Found]] = {}
-    for cell, row in found:
-        rate = f", {cell.attack_rate:g} %" if place and len({c.attack_rate for c, _ in found}) > 1 else ""
-        where = f" on {cell.target}" if len({c.target for c, _ in found}) > 1 else ""
-        curves.setdefault(f"{cell.row.label}{where}{rate}", []).append((cell, row))
+    several = place is not None and len({cell.attack_rate for cell, _ in found}) > 1
+    curves = grouped(
+        (_named(cell, found) + (f", {cell.attack_rate:g} %" if several else ""), (cell, row)) for cell, row in found
+    )
     drawn = {label: _curve(runs, place, "accuracy") for label, runs in curves.items()}
-    second = None
-    if name == "views":
-        second = ("ms per step", {"step time": _curve(found, place, "ms_per_step")})
+    second = ("ms per step", {"step time": _curve(found, place, "ms_per_step")}) if name == "views" else None
     title = table.title if table.title != name else ""
     x = X_NAMES.get(name, "attacked, % of each batch")
     return lines(drawn, x=x, title=title, second=second, logarithmic=name == "batch")
 
 
+def _named(cell: Cell, found: Sequence[Found]) -> str:
+    """Return a run's label, with its target if there are several."""
+    return cell.row.label + (f" on {cell.target}" if len({c.target for c, _ in found}) > 1 else "")
+
+
 def _curve(runs: Sequence[Found], place: str | None, figure: str) -> Curve:
-    values: dict[float, list[float]] = {}
-    for cell, row in runs:
-        x = cell.attack_rate if place is None else float(cell.varied[place])
-        values.setdefault(x, []).append(row[figure])
+    values = grouped(
+        (cell.attack_rate if place is None else float(cell.varied[place]), row[figure]) for cell, row in runs
+    )
     order = sorted(values)
     spread = [statistics.stdev(values[x]) if len(values[x]) > 1 else 0.0 for x in order]
     return Curve(order, [statistics.mean(values[x]) for x in order], spread if any(spread) else None)
@@ -77,26 +74,22 @@ def _curve(runs: Sequence[Found], place: str | None, figure: str) -> Curve:
 def _rolling(grid: Grid, found: Sequence[Found], table: Table) -> Drawing:
     """Draw the accuracy of the last batches over the stream, at the highest rate, as the mean over seeds."""
     rate = max(cell.attack_rate for cell, _ in found)
-    curves: dict[str, list[list[float]]] = {}
-    for cell, row in found:
-        if cell.attack_rate == rate:
-            where = f" on {cell.target}" if len({c.target for c, _ in found}) > 1 else ""
-            curves.setdefault(f"{cell.row.label}{where}", []).append(rolling(row["batch_accuracy"]))
+    shown = [(cell, row) for cell, row in found if cell.attack_rate == rate]
+    curves = grouped((_named(cell, found), rolling(row["batch_accuracy"])) for cell, row in shown)
     drawn = {}
     for label, runs in curves.items():
-        length = min(map(len, runs))
-        means = [statistics.mean(run[i] for run in runs) for i in range(length)]
-        drawn[label] = Curve(list(range(1, length + 1)), means)
+        means = [statistics.mean(values) for values in zip(*runs, strict=False)]  # as long as the shortest run
+        drawn[label] = Curve(list(range(1, len(means) + 1)), means)
     return lines(drawn, x="batch", y="accuracy of the last 16 batches, %", title=f"{table.title}, {rate:g} % attacked")
 
 
 def _heatmap(grid: Grid, found: Sequence[Found], table: Table) -> Drawing:
     """Draw accuracy over two varied places, with a panel for each rate."""
     first, second = (place for place in grid.vary if place not in grid.best_of)
-    values: dict[tuple[str, float, Any, Any], list[float]] = {}
-    for cell, row in found:
-        place = (cell.target, cell.attack_rate, cell.varied[first], cell.varied[second])
-        values.setdefault(place, []).append(row["accuracy"])
+    values = grouped(
+        ((cell.target, cell.attack_rate, cell.varied[first], cell.varied[second]), row["accuracy"])
+        for cell, row in found
+    )
     down, across = (sorted({key[i] for key in values}) for i in (2, 3))
     panels = {}
     for target, rate in sorted({key[:2] for key in values}):

@@ -4,8 +4,6 @@ Plans, `safer run` and the demo all make experiments, and an experiment's name f
 one of them made is found by the others.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import json
@@ -38,7 +36,6 @@ class AttackOn:
     surrogates: tuple[Definition, ...] = ()
 
     def describe(self) -> dict[str, Any]:
-        """Return it as plain data."""
         own = {"surrogates": [dict(surrogate) for surrogate in self.surrogates]} if self.surrogates else {}
         return {"name": self.name, "threat": self.changed_threat, **own, **extensions.code_of(ATTACKS[self.name].make)}
 
@@ -67,8 +64,12 @@ class Experiment:
     precision: str = "float32"  # in which images pass through the models, "float32" or "bfloat16"
 
     @property
+    def attacked_live(self) -> bool:
+        """Whether an attacker who knows the defence attacks every batch as it comes."""
+        return self.attack is not None and ATTACKS[self.attack.name].live
+
+    @property
     def targets(self) -> list[str]:
-        """The domains of the stream."""
         return self.target.split("+")
 
     @functools.cached_property
@@ -113,11 +114,16 @@ class Experiment:
         return [{"target": target, "surrogate": dict(surrogate), **shared} for target, surrogate in pairs]
 
     @property
+    def views(self) -> int:
+        """How many augmented views of an image its predictor makes."""
+        return int({**_usual_settings(self.predictor), **self.predictor_options}.get("views", 0))
+
+    @property
     def passes(self) -> float:
         """How many forward passes an image costs, roughly: for estimates of time."""
-        views = 1 + count_views(self)
+        views = 1 + self.views
         passes = methods.METHODS[self.method].cost.passes * views
-        if self.attack is not None and ATTACKS[self.attack.name].live:
+        if self.attack is not None and self.attacked_live:
             threat = self.attack.threat
             passes += ATTACKS[self.attack.name].passes * views * threat["steps"] * threat.get("draws", 1)
         return float(passes)
@@ -125,26 +131,24 @@ class Experiment:
     @classmethod
     def from_description(cls, described: Definition) -> Self:
         """Return the experiment that `describe` was asked of."""
-        known = {f.name for f in dataclasses.fields(cls)}
-        given = {key: value for key, value in described.items() if key in known}
-        attack = given.get("attack")
-        if attack is not None:
-            surrogates = tuple(attack.get("surrogates", ()))
-            threat = {**ATTACKS[attack["name"]].options, **attack["threat"]}
-            given["attack"] = AttackOn(name=attack["name"], threat=threat, surrogates=surrogates)
-        return cls(**{**given, "stream": StreamSpec(**given["stream"])})
+        given = {f.name: described[f.name] for f in dataclasses.fields(cls) if f.name in described}
+        given["stream"] = StreamSpec(**given["stream"])
+        if "attack" in given:
+            name, surrogates = given["attack"]["name"], tuple(given["attack"].get("surrogates", ()))
+            threat = {**ATTACKS[name].options, **given["attack"]["threat"]}
+            given["attack"] = AttackOn(name=name, threat=threat, surrogates=surrogates)
+        return cls(**given)
 
     def build(self, classifier: Classifier) -> Method:
         """Return the method, ready to adapt this very classifier."""
         classifier.accelerate(precision=self.precision)
-        predictor = {"name": self.predictor, **self.predictor_options}
-        return build(
-            classifier, self.method, predictor, norm=self.norm, seed=self.stream.seed, options=dict(self.options)
-        )
+        predictor, options = {"name": self.predictor, **self.predictor_options}, dict(self.options)
+        return build(classifier, self.method, predictor, norm=self.norm, seed=self.stream.seed, options=options)
 
     def fields(self) -> dict[str, Any]:
         """Return what a row says of the run, beside its figures."""
-        settings, attack = self._settings(), self.attack
+        settings = self._settings()
+        attack, threat = (None, {}) if self.attack is None else (self.attack.name, self.attack.threat)
         return {
             "target": self.target,
             "source": kind_of(self.source),
@@ -153,9 +157,9 @@ class Experiment:
             "options": settings["options"],
             "predictor": self.predictor,
             "predictor_options": settings["predictor_options"],
-            "attack": None if attack is None else attack.name,
-            "eps": None if attack is None else attack.threat["eps"],
-            "threat": None if attack is None else dict(attack.threat),
+            "attack": attack,
+            "eps": threat.get("eps"),
+            "threat": dict(threat) or None,
             **dataclasses.asdict(self.stream),
             "precision": self.precision,
         }
@@ -178,13 +182,10 @@ def _settings(parts: str) -> str:
     asked = predictors.create(predictor, _small_network(), seed=0, **predictor_options)
     made = methods.create(method, asked, **options)
     usual = _usual_settings(predictor)
+    changed = {key: value for key, value in asked.settings.items() if value != usual.get(key)}
     versions = {"method": made.version, "predictor": asked.version, **asked.versions}
-    found = {
-        "options": made.settings,
-        "predictor_options": {key: value for key, value in asked.settings.items() if value != usual.get(key)},
-        "versions": {part: version for part, version in versions.items() if version != 1},
-    }
-    return json.dumps(found)
+    raised = {part: version for part, version in versions.items() if version != 1}
+    return json.dumps({"options": made.settings, "predictor_options": changed, "versions": raised})
 
 
 def _small_network() -> Classifier:
@@ -194,8 +195,3 @@ def _small_network() -> Classifier:
 @functools.cache
 def _usual_settings(predictor: str) -> dict[str, Any]:
     return predictors.create(predictor, _small_network(), seed=0).settings
-
-
-def count_views(experiment: Experiment) -> int:
-    """Return how many augmented views of an image its predictor makes."""
-    return int({**_usual_settings(experiment.predictor), **experiment.predictor_options}.get("views", 0))

@@ -1,7 +1,5 @@
 """Draw figures as SVG and PNG. Every line has a colour, a dash and a marker, for print and for the colour-blind."""
 
-from __future__ import annotations
-
 import io
 import math
 from collections.abc import Mapping, Sequence
@@ -15,6 +13,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 # Periods without a common divisor: the first 7 x 5 x 6 curves all look different.
 DASHES = ("-", "--", "-.", ":", (0, (5, 1)))
 MARKERS = ("o", "s", "^", "D", "v", "P")
+Numbers = Sequence[float | None]
 HATCHES = ("", "//", "xx", "--", "\\\\", "++", "..")  # dots last: they make an SVG large
 
 
@@ -29,8 +28,6 @@ class Curve:
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure in two formats."""
-
     svg: str  # an <svg> element, the same bytes for the same numbers
     png: bytes
 
@@ -69,10 +66,9 @@ def lines(
 
 def bars(
     groups: Sequence[str],
-    series: Mapping[str, Sequence[float | None]],
+    series: Mapping[str, Numbers],
     *,
-    spread: Mapping[str, Sequence[float | None]] | None = None,
-    y: str = "accuracy, %",
+    spread: Mapping[str, Numbers] | None = None,
     title: str = "",
 ) -> Drawing:
     """Draw a bar of every series for each group; horizontal, so that long names can be read."""
@@ -89,7 +85,7 @@ def bars(
         )  # fmt: skip
     axes.set_yticks(range(len(groups)), groups, fontsize=8)
     axes.invert_yaxis()
-    axes.set(xlabel=y, title=title, xlim=(0, 100))
+    axes.set(xlabel="accuracy, %", title=title, xlim=(0, 100))
     axes.grid(alpha=0.3, axis="x")
     axes.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     _bare(axes)
@@ -97,18 +93,14 @@ def bars(
 
 
 def heatmaps(
-    panels: Mapping[str, Sequence[Sequence[float | None]]],
-    *,
-    across: tuple[str, Sequence[Any]],
-    down: tuple[str, Sequence[Any]],
+    panels: Mapping[str, Sequence[Numbers]], *, across: tuple[str, Sequence[Any]], down: tuple[str, Sequence[Any]]
 ) -> Drawing:
     """Draw a map for each panel, with the number in every cell, so that colour is not needed to read it."""
     plt = _pyplot()
-    figure, all_axes = plt.subplots(
-        1, len(panels), figsize=(5.2 * len(panels), 4.2), squeeze=False, layout="constrained"
-    )
-    for axes, (title, cells) in zip(all_axes[0], panels.items(), strict=True):
-        filled = [[float("nan") if cell is None else cell for cell in line] for line in cells]
+    size = (5.2 * len(panels), 4.2)
+    figure, (all_axes,) = plt.subplots(1, len(panels), figsize=size, squeeze=False, layout="constrained")
+    for axes, (title, cells) in zip(all_axes, panels.items(), strict=True):
+        filled = [[math.nan if cell is None else cell for cell in line] for line in cells]
         image = axes.imshow(filled, cmap="cividis", aspect="auto")
         for i, line in enumerate(cells):
             for j, cell in enumerate(line):

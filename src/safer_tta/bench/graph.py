@@ -1,18 +1,14 @@
 """From the cells of a plan to tasks: what must be trained and attacked before which run."""
 
-from __future__ import annotations
-
 import dataclasses
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .. import methods, predictors
 from ..attacks import ATTACKS
 from ..data import Dataset, StreamSpec
-from ..data.store import digest
 from ..errors import PlanError
-from ..models import Classifier, zoo
 from ..models.classifier import check_precision
 from ..training import Recipe, robust, source_recipe, surrogate_recipe
 from ..training.definitions import describe_model
@@ -25,8 +21,6 @@ WHOLE_DOMAIN = 2000  # images, for estimates of time
 
 @dataclass(frozen=True)
 class Size:
-    """How large everything is."""
-
     source: Recipe  # the recipe of source models for seed 0; every seed trains its own
     robust: Recipe  # the recipe of robust source models
     surrogate: Recipe  # the recipe of the attacker's models
@@ -69,25 +63,11 @@ def size_for(
 
 def graph(cells: Sequence[Cell], dataset: Dataset, size: Size) -> tuple[list[Task], list[str]]:
     """Return every task of these cells once, dependencies first, and for each cell the name of its run."""
+    per_cell = [_Builder(dataset, size, cell).tasks() for cell in cells]
     tasks: dict[str, Task] = {}
-    names = []
-    for cell in cells:
-        for task in _Builder(dataset, size, cell).tasks():
-            tasks.setdefault(task.name, task)
-        names.append(task.name)
-    return sorted(tasks.values(), key=lambda task: task.kind == "run"), names
-
-
-def check(cells: Sequence[Cell]) -> None:
-    """Build every method and predictor of a plan on a tiny network, so that a wrong option is found before training."""
-    for row in {digest(cell.row.model_dump()): cell.row for cell in cells}.values():
-        try:
-            tiny = Classifier(zoo.create("small", num_classes=7))
-            methods.create(
-                row.method, predictors.create(row.predictor, tiny, seed=0, **row.predictor_options), **row.options
-            )
-        except (TypeError, ValueError) as error:
-            raise PlanError(f"row {row.label!r}: {error}") from error
+    for task in itertools.chain(*per_cell):
+        tasks.setdefault(task.name, task)
+    return sorted(tasks.values(), key=lambda task: task.kind == "run"), [made[-1].name for made in per_cell]
 
 
 class _Builder:
@@ -103,33 +83,25 @@ class _Builder:
     def tasks(self) -> list[Task]:
         source = self._source()
         experiment = self._experiment(source.definition)
+        try:
+            described = experiment.describe()
+        except (TypeError, ValueError) as error:  # an option that its method or predictor refuses
+            raise PlanError(f"row {self.row.label!r}: {error}") from error
         before = [source, *(task for copies in experiment.copies() for task in self._attacked(copies))]
-        settings = [f"{place.rpartition('.')[2]} {value}" for place, value in self.cell.varied.items()]
         where = f"on {self.cell.target}, {self.cell.attack_rate:g} %, seed {self.cell.seed}"
-        label = ", ".join([f"{self.row.label} {where}", *settings])
+        label = ", ".join([f"{self.row.label} {where}", *self.cell.settings])
         passes = experiment.passes * (self.images or WHOLE_DOMAIN) * len(self.targets)
-        run = Task("run", label, experiment.describe(), tuple(task.name for task in before), passes)
-        return [*before, run]
+        return [*before, Task("run", label, described, tuple(task.name for task in before), passes)]
 
     def _experiment(self, source: Mapping[str, Any]) -> Experiment:
         row, cell = self.row, self.cell
-        stream = StreamSpec(
-            order=row.stream.order,
-            draw=row.stream.draw,
-            batch=row.stream.batch or self.size.batch,
-            attack_rate=cell.attack_rate,
-            seed=cell.seed,
-        )
+        order = {**row.stream.model_dump(), "batch": row.stream.batch or self.size.batch}
         return Experiment(
             data=self.dataset.identity,
             target=cell.target,
             source=source,
-            method=row.method,
-            predictor=row.predictor,
-            norm=row.norm,
-            options=row.options,
-            predictor_options=row.predictor_options,
-            stream=stream,
+            **row.model_dump(include={"method", "predictor", "norm", "options", "predictor_options"}),
+            stream=StreamSpec(**order, attack_rate=cell.attack_rate, seed=cell.seed),
             attack=self._attack() if cell.attack_rate > 0 else None,
             images=self.images,
             precision=self.size.precision,
@@ -146,11 +118,8 @@ class _Builder:
     def _attack(self) -> AttackOn:
         attack, recipe = self.row.attack, self._seeded(self.size.surrogate)
         surrogates = () if ATTACKS[attack.name].live else self.targets
-        return AttackOn(
-            name=attack.name,
-            threat=attack.threat(self.size.effort),
-            surrogates=tuple(describe_model(self.dataset.identity, [name], recipe) for name in surrogates),
-        )
+        described = tuple(describe_model(self.dataset.identity, [name], recipe) for name in surrogates)
+        return AttackOn(name=attack.name, threat=attack.threat(self.size.effort), surrogates=described)
 
     def _attacked(self, copies: Mapping[str, Any]) -> list[Task]:
         """Return the surrogate of a domain, and the copies that are attacked on it."""

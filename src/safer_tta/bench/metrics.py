@@ -1,7 +1,5 @@
 """Figures of a stream of answers: calibration, detection of attacked images, accuracy of those that are answered."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import Tensor

@@ -1,7 +1,5 @@
 """The figures that the paper published, for the cells of a plan."""
 
-from __future__ import annotations
-
 import csv
 import functools
 import statistics
@@ -18,8 +16,6 @@ AVERAGE = "average"
 
 @dataclass(frozen=True)
 class Published:
-    """A published figure."""
-
     mean: float
     std: float | None = None
     note: str = ""  # why a difference to it would mean nothing
@@ -63,20 +59,15 @@ def _main(dataset: str, target: str, label: str, rate: float) -> Published | Non
 
 def _domain(dataset: str, name: str) -> str:
     """Return our name for a domain of the paper."""
-    plain = name.lower().replace(" ", "_")
-    aliases = {
-        alias.lower(): ours for ours, known in KNOWN[dataset].domains.items() for alias in (ours, *known.spellings)
-    }
-    return aliases[plain]
+    domains, plain = KNOWN[dataset].domains, name.lower().replace(" ", "_")
+    return next(ours for ours, known in domains.items() if plain in map(str.lower, (ours, *known.spellings)))
 
 
 def _ablation(study: str, target: str, label: str, values: Mapping[str, Any], rate: float) -> Published | None:
     where = "PACS average" if target == AVERAGE else f"PACS {target.replace('_', ' ').title()}"
     for row in _read("ablations"):
-        same = (row["study"], row["data"], row["method"], float(row["attack_rate_percent"])) == (
-            study, where, label, rate,
-        )  # fmt: skip
-        if same and _same_setting(row, values):
+        found = (row["study"], row["data"], row["method"], float(row["attack_rate_percent"]))
+        if found == (study, where, label, rate) and _same_setting(row, values):
             std = float(row["accuracy_std"]) if row["accuracy_std"] else None
             clean = "of the clean stream" if (study, row["value"]) == ("eot", "0") else ""
             return Published(float(row["accuracy_mean"]), std, clean)
@@ -98,9 +89,8 @@ def _equal(published: str, ours: Any) -> bool:
 
 
 def _heatmap(values: Mapping[str, Any], rate: float) -> Published | None:
+    wanted = (rate, values.get("tau"), values.get("kappa"))
     for row in _read("alpha_tau_kappa"):
-        if (float(row["attack_rate"]), float(row["tau"]), float(row["kappa"])) == (
-            rate, values.get("tau"), values.get("kappa"),
-        ):  # fmt: skip
+        if (float(row["attack_rate"]), float(row["tau"]), float(row["kappa"])) == wanted:
             return Published(float(row["acc_mean"]))
     return None

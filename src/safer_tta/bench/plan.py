@@ -3,22 +3,20 @@
 A plan holds one or more grids. A grid is rows × targets × attack rates × what it varies × seeds.
 """
 
-from __future__ import annotations
-
 import copy
 import itertools
 import tomllib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from ..errors import InvalidValueError, MissingPackageError, PlanError, UnknownNameError
 
 try:
-    from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+    from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 except ImportError as error:
     raise MissingPackageError("plans need pydantic: pip install 'safer-tta[bench]'") from error
 
@@ -77,19 +75,13 @@ class Attack(BaseModel):
         """Return what the attack is told; effort: the share of its default steps that it takes."""
         known = ATTACKS[self.name]
         steps = None if known.own_steps else max(1, round(known.steps * effort))
-        given = {
-            "eps": self.eps / LEVELS,
-            "norm": self.norm,
-            "step": None if self.step is None else self.step / LEVELS,
-            "steps": self.steps or steps,
-            **(self.model_extra or {}),
-        }
-        return full_threat(self.name, **{name: value for name, value in given.items() if value is not None})
+        step = None if self.step is None else self.step / LEVELS
+        given = {"step": step, "steps": self.steps or steps, **(self.model_extra or {})}
+        given = {name: value for name, value in given.items() if value is not None}
+        return full_threat(self.name, eps=self.eps / LEVELS, norm=self.norm, **given)
 
 
 class Order(_Strict):
-    """How images arrive."""
-
     order: Literal["shuffled", "correlated", "continual", "mixed"] = "shuffled"
     draw: Literal["exact", "bernoulli", "late"] = "exact"
     batch: int | None = Field(default=None, ge=1, description="by default the size's: the paper's 64")
@@ -117,6 +109,9 @@ class Row(_Strict):
         return self
 
 
+Percent = Annotated[float, AfterValidator(lambda rate: StreamSpec(attack_rate=rate).attack_rate)]
+
+
 class Grid(_Strict):
     """Rows × targets × rates × what varies."""
 
@@ -125,7 +120,7 @@ class Grid(_Strict):
     # "each" domain in turn, "one" of them, a list of them, or "rest": one stream of all domains but the first,
     # which is the only one that the source model sees
     targets: Literal["each", "one", "rest"] | tuple[str, ...] = "one"
-    rates: tuple[float, ...] = Field(default=(0, 50, 100), min_length=1)  # percent of each batch that is attacked
+    rates: tuple[Percent, ...] = Field(default=(0, 50, 100), min_length=1)  # percent of each batch that is attacked
     # dotted places in a row, such as "predictor_options.views", and the values that each takes
     vary: dict[str, tuple[Any, ...]] = {}
     # varied places of which a table shows the best setting, as the paper's table of signals does
@@ -133,25 +128,11 @@ class Grid(_Strict):
     figure: Literal["bars", "lines", "heatmap", "rolling", "pictures", "none"] = "none"  # what is drawn
     paper: str | None = None  # the published study to compare with
 
-    @field_validator("rates")
-    @classmethod
-    def _percent(cls, rates: tuple[float, ...]) -> tuple[float, ...]:
-        for rate in rates:
-            StreamSpec(attack_rate=rate)
-        return rates
-
-    @field_validator("rows")
-    @classmethod
-    def _distinct(cls, rows: tuple[Row, ...]) -> tuple[Row, ...]:
-        twice = [label for label, count in Counter(row.label for row in rows).items() if count > 1]
-        if twice:
-            raise InvalidValueError(
-                f"label {twice[0]!r} is given to more than one row; expected a label of its own for each row"
-            )
-        return rows
-
     @model_validator(mode="after")
     def _can_be_shown(self) -> Self:
+        label, times = Counter(row.label for row in self.rows).most_common(1)[0]
+        if times > 1:
+            raise InvalidValueError(f"label {label!r} is given to more than one row; expected another for each row")
         unknown = set(self.best_of) - set(self.vary)
         if unknown:
             raise InvalidValueError(f"best_of has {sorted(unknown)[0]!r}, which is not varied")
@@ -165,16 +146,12 @@ class Grid(_Strict):
         shown = [place for place in self.vary if place not in self.best_of]
         numbers = all(isinstance(v, (int, float)) for place in shown for v in self.vary[place])
         if self.figure == "lines" and (len(shown) > 1 or not numbers):
-            raise InvalidValueError(
-                "a figure of lines has one axis; expected at most one varied place, and numbers there"
-            )
+            raise InvalidValueError("a figure of lines has one axis; expected one varied place at most, with numbers")
         if self.figure == "heatmap" and (len(shown) != 2 or len(self.rows) != 1):
             raise InvalidValueError("a heatmap shows one row over two varied places; expected exactly these")
         orders = {row.stream.order for row in self.rows}
         if self.targets == "rest" and not orders <= {"continual", "mixed"}:
-            raise InvalidValueError(
-                "targets 'rest' is a stream of several domains; expected stream.order continual or mixed"
-            )
+            raise InvalidValueError("targets 'rest' streams several domains; expected stream.order continual or mixed")
         return self
 
 
@@ -195,6 +172,11 @@ class Cell:
     seed: int
     varied: dict[str, Any] = field(default_factory=dict)  # the values of what varies
 
+    @property
+    def settings(self) -> list[str]:
+        """The values of what varies, in words."""
+        return [f"{place.rpartition('.')[2]} {value}" for place, value in self.varied.items()]
+
 
 def shipped() -> dict[str, Plan]:
     """Return the plans that come with the package, by name."""
@@ -206,14 +188,11 @@ def _shipped_names() -> list[str]:
 
 
 def load(name: str) -> Plan:
-    """Load a shipped plan by its name, or a plan of your own by the path of its file.
-
-    Raises:
-        UnknownNameError: If there is no such plan.
-        PlanError: If it cannot be carried out.
-    """
+    """Load a shipped plan by its name, or a plan of your own by the path of its file."""
     path = Path(name)
     file = path if path.suffix == ".toml" else PLANS / f"{name}.toml"
+    if file is path and not path.is_file():
+        raise PlanError(f"the file {name} does not exist; expected a plan's name, or the path of its TOML file")
     if not file.is_file():
         raise UnknownNameError.of("plan", name, _shipped_names(), advice=", or the path of a TOML file")
     try:
@@ -221,30 +200,20 @@ def load(name: str) -> Plan:
     except tomllib.TOMLDecodeError as error:
         raise PlanError(f"{name} is not TOML: {error}") from error
     except ValidationError as error:
-        raise PlanError(f"plan {name}:\n" + "\n".join(_explained(error))) from error
+        raise _plan_error(f"plan {name}", error) from error
 
 
 def cells(plan: Plan, dataset: Dataset, *, seeds: int = 3, only: Sequence[str] = (), quick: bool = False) -> list[Cell]:
-    """Return every run of a plan on a dataset.
-
-    Args:
-        plan: The plan.
-        dataset: The dataset.
-        seeds: How many seeds.
-        only: Take these targets and no others.
-        quick: Take one target, one seed and the ends of every range.
-    """
+    """Return every run of a plan on a dataset; `quick` takes one target, one seed and the ends of every range."""
     found: list[Cell] = []
     for number, grid in enumerate(plan.grids):
-        targets = _targets(grid, dataset, only)
-        for target in targets[:1] if quick else targets:
-            for values in _settings(grid, quick):
-                for row in grid.rows:
-                    for rate in _ends(grid.rates) if quick else grid.rates:
-                        found += [
-                            Cell(number, _filled(row, values), target, float(rate), seed, values)
-                            for seed in range(1 if quick else seeds)
-                        ]
+        targets, rates, varied = _targets(grid, dataset, only), grid.rates, list(grid.vary.values())
+        if quick:
+            targets, rates, varied, seeds = targets[:1], _ends(rates), [_ends(values) for values in varied], 1
+        settings = [dict(zip(grid.vary, values, strict=True)) for values in itertools.product(*varied)]
+        for target, values, row, rate in itertools.product(targets, settings, grid.rows, rates):
+            filled = _filled(row, values)
+            found += [Cell(number, filled, target, float(rate), seed, values) for seed in range(seeds)]
     return found
 
 
@@ -263,17 +232,11 @@ def _targets(grid: Grid, dataset: Dataset, only: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(only)) or chosen
 
 
-def _settings(grid: Grid, quick: bool) -> Iterator[dict[str, Any]]:
-    for values in itertools.product(*(_ends(v) if quick else v for v in grid.vary.values())):
-        yield dict(zip(grid.vary, values, strict=True))
-
-
-def _ends(values: Sequence[Any]) -> Sequence[Any]:
+def _ends(values: tuple[Any, ...]) -> tuple[Any, ...]:
     return values if len(values) < 3 else (values[0], values[-1])
 
 
 def _filled(row: Row, values: dict[str, Any]) -> Row:
-    """Return the row with every varied place filled in."""
     content = copy.deepcopy(row.model_dump())
     for place, value in values.items():
         *path, last = place.split(".")
@@ -286,15 +249,16 @@ def _filled(row: Row, values: dict[str, Any]) -> Row:
     try:
         return Row.model_validate(content)
     except ValidationError as error:
-        raise PlanError(f"{row.label} with {values}:\n" + "\n".join(_explained(error))) from error
+        raise _plan_error(f"{row.label} with {values}", error) from error
 
 
-def _explained(error: ValidationError) -> Iterator[str]:
-    problems = error.errors()
+def _plan_error(what: str, error: ValidationError) -> PlanError:
+    lines, problems = [f"{what}:"], error.errors()
     named = [p for p in problems if p["type"] != "too_short"]  # of a list whose only entry is wrong: message already
     for problem in named or problems:
         place = ".".join(str(part) for part in problem["loc"])
         message = problem["msg"].removeprefix("Value error, ")
         if problem["type"] == "extra_forbidden":
             message = "is not a setting of a plan; see the shipped plans for examples"
-        yield f"  {place}: {message} (came: {problem['input']!r})"[:400]
+        lines.append(f"  {place}: {message} (came: {problem['input']!r})"[:400])
+    return PlanError("\n".join(lines))

@@ -1,7 +1,5 @@
 """Tables, figures and one page of a plan, made from its rows."""
 
-from __future__ import annotations
-
 import json
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +13,7 @@ from ..errors import StoreError
 from ..training import Recipe
 from . import report, tables
 from .drawings import drawing
-from .experiment import Experiment, count_views
+from .experiment import Experiment
 from .figures import Drawing
 from .plan import Cell, Plan
 from .qualitative import one_attacked_image
@@ -38,13 +36,16 @@ class Study:
     tasks: Sequence[Task]  # the tasks that they take
     runs: Sequence[str]  # the names of their runs, cell by cell
     command: str = ""  # the command that made it
-    # whether it is neither quick nor an excerpt, so that the paper's figures may stand beside its own
-    whole: bool = True
+    whole: bool = True  # whether it is neither quick nor an excerpt, so that it compares with the paper
 
     @property
     def folder(self) -> str:
         """The name of its folder: a quick study does not overwrite a real one."""
         return f"{self.name}-{self.dataset}-{digest({'runs': sorted(set(self.runs))})[:6]}"
+
+    @property
+    def pictured(self) -> bool:
+        return any(grid.figure == "pictures" for grid in self.plan.grids)
 
     def found(self, place: Place) -> tuple[list[Found], list[str]]:
         """Return the rows that exist with their cells, and what is wrong with those that cannot be read."""
@@ -57,48 +58,41 @@ class Study:
                 problems.append(str(error))
         return found, list(dict.fromkeys(problems))
 
-    def tabulated(self, found: Sequence[Found]) -> list[Table]:
-        """Return a table for every grid. Only a whole study is compared with the paper."""
-        return tables.tables(self.plan, found, self.dataset if self.whole else "", self.cells)
-
 
 def publish(study: Study, place: Place, failed: Mapping[str, str] = {}, *, pictures: bool = True) -> Path:
-    """Write tables (Markdown, LaTeX, CSV), figures (SVG, PNG), rows (JSON Lines, CSV) and the page.
+    """Write tables (Markdown, LaTeX, CSV), figures (SVG, PNG), rows (JSON Lines, CSV) and the page; return its path.
 
-    Args:
-        study: The plan on its data.
-        place: Where its rows lie.
-        failed: What went wrong, by label.
-        pictures: Whether to adapt once more to show one image's views, where the plan asks for that.
-
-    Returns:
-        The path of the page.
+    `failed` says what went wrong, by label. `pictures` adapts once more for a plan that shows one image's views.
     """
     folder = place.store / "reports" / study.folder
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob("figure-*"):
         old.unlink()
     found, problems = study.found(place)
-    made = study.tabulated(found)
+    made = tables.tables(study.plan, found, study.dataset if study.whole else "", study.cells)
     drawings = [drawing(study.plan, number, found, table) for number, table in enumerate(made)]
-    _write(folder / "rows.jsonl", "".join(json.dumps(row, sort_keys=True) + "\n" for row in _distinct(found)))
-    _write(folder / "rows.csv", slim_csv(_distinct(found)))
-    _write(folder / "tables.md", markdown(study, made))
-    _write(folder / "tables.tex", "\n".join(tables.latex(table) for table in made))
-    _write(folder / "tables.csv", tables.comma_separated(made))
-    for number, drawn in enumerate(drawings):
-        if drawn is not None:
-            _write(folder / f"figure-{number}.svg", drawn.svg)
-            _write(folder / f"figure-{number}.png", drawn.png)
+    files: dict[str, str | bytes] = {
+        "rows.jsonl": "".join(json.dumps(row, sort_keys=True) + "\n" for row in _distinct(found)),
+        "rows.csv": slim_csv(_distinct(found)),
+        "tables.md": markdown(study, made),
+        "tables.tex": "\n".join(tables.latex(table) for table in made),
+        "tables.csv": tables.comma_separated(made),
+        **{f"figure-{number}.svg": drawn.svg for number, drawn in enumerate(drawings) if drawn is not None},
+        **{f"figure-{number}.png": drawn.png for number, drawn in enumerate(drawings) if drawn is not None},
+    }
+    _write(folder, files)
     shown = _pictures(study, place) if pictures else []
-    page = _page(study, place, found, made, drawings, shown, {**failed, **dict.fromkeys(problems, "damaged row")})
-    _write(folder / "report.html", page)
+    wrong = {**failed, **dict.fromkeys(problems, "damaged row")}
+    opening, closing = _opening(study, found, wrong), _closing(study, place, found)
+    sections = [*opening, *_grids(study, made, drawings), *_pictured(study, shown), *closing]
+    _write(folder, {"report.html": report.page(f"{study.plan.title}: {study.dataset}", *sections)})
     return folder / "report.html"
 
 
-def _write(path: Path, content: str | bytes) -> None:
-    with atomic_write(path) as file:
-        file.write(content.encode() if isinstance(content, str) else content)
+def _write(folder: Path, files: Mapping[str, str | bytes]) -> None:
+    for name, content in files.items():
+        with atomic_write(folder / name) as file:
+            file.write(content.encode() if isinstance(content, str) else content)
 
 
 def _distinct(found: Sequence[Found]) -> list[dict[str, Any]]:
@@ -117,88 +111,61 @@ def markdown(study: Study, made: Sequence[Table]) -> str:
 
 def _pictures(study: Study, place: Place) -> list[report.View]:
     """Return the views of one attacked image, where the plan asks for them and its stream has been made."""
-    if not any(grid.figure == "pictures" for grid in study.plan.grids):
-        return []
-    for task in study.tasks:
-        if task.kind == "run" and task.done(place):
-            experiment = Experiment.from_description(task.definition)
-            if count_views(experiment) and experiment.copies():
-                return one_attacked_image(experiment, materials(experiment, place), SHOWN_BATCHES)
+    done = [task for task in study.tasks if task.kind == "run" and task.done(place)] if study.pictured else []
+    for experiment in (Experiment.from_description(task.definition) for task in done):
+        if experiment.views and experiment.copies():
+            return one_attacked_image(experiment, materials(experiment, place), SHOWN_BATCHES)
     return []
 
 
-# --- the page -------------------------------------------------------------------------------------------------------
-
-
-def _page(
-    study: Study,
-    place: Place,
-    found: Sequence[Found],
-    made: Sequence[Table],
-    drawings: Sequence[Drawing | None],
-    shown: Sequence[report.View],
-    failed: Mapping[str, str],
-) -> str:
-    sections = [report.paragraph(study.plan.about)] if study.plan.about else []
-    sections.append(report.paragraph(_summary(study, found)))
+def _opening(study: Study, found: Sequence[Found], failed: Mapping[str, str]) -> Iterator[str]:
+    if study.plan.about:
+        yield report.paragraph(study.plan.about)
+    seeds = len({cell.seed for cell in study.cells})
+    yield report.paragraph(
+        f"{len(found)} of {len(study.cells)} runs are done. Accuracy in %, mean ± standard deviation over "
+        f"{seeds} seed{'s' * (seeds > 1)}; best bold, second underlined. Click a column's head to sort by it."
+    )
     if failed:
-        sections.append(report.section("What went wrong", *(report.paragraph(f"{k}: {v}") for k, v in failed.items())))
+        yield report.section("What went wrong", *(report.paragraph(f"{k}: {v}") for k, v in failed.items()))
+
+
+def _grids(study: Study, made: Sequence[Table], drawings: Sequence[Drawing | None]) -> Iterator[str]:
     for table, drawn in zip(made, drawings, strict=True):
         content = [_sortable(table)]
         if drawn is not None:
             content.append(report.charts((drawn.svg, f"figure: {table.title}")))
         if table.compared:
             content += [report.paragraph(f"Beside the paper's figures. {_unlike(study)}"), _compared(table)]
-        sections.append(report.section(table.title, *content))
-    if shown:
-        sections.append(report.section("One attacked image", report.views(shown)))
-    elif any(grid.figure == "pictures" for grid in study.plan.grids):
-        sections.append(report.section("One attacked image", report.paragraph(NOT_SHOWN)))
-    sections += _closing(study, place, found)
-    return report.page(f"{study.plan.title}: {study.dataset}", *sections)
+        yield report.section(table.title, *content)
+
+
+def _pictured(study: Study, shown: Sequence[report.View]) -> Iterator[str]:
+    if study.pictured:
+        yield report.section("One attacked image", report.views(shown) if shown else report.paragraph(NOT_SHOWN))
 
 
 def _unlike(study: Study) -> str:
-    """Return what differs between our runs and the paper's."""
-    recipes = [task.definition["recipe"] for task in study.tasks if task.kind == "source"]
-    full = [Recipe(**{**recipe, "weights": None}) for recipe in recipes]
+    full = [Recipe(**{**t.definition["recipe"], "weights": None}) for t in study.tasks if t.kind == "source"]
     ours = sorted({f"{recipe.architecture}, {recipe.steps} training steps" for recipe in full})
     hardened = {f" Robust ERM with {recipe.attack['steps']} attack steps." for recipe in full if recipe.attack}
     return f"Ours: {'; '.join(ours)}, normalised images. The paper: resnet18, 5000 steps, without.{''.join(hardened)}"
 
 
-def _summary(study: Study, found: Sequence[Found]) -> str:
-    seeds = sorted({cell.seed for cell in study.cells})
-    return (
-        f"{len(found)} of {len(study.cells)} runs are done. Accuracy in %, mean ± standard deviation over "
-        f"{len(seeds)} seed{'s' * (len(seeds) > 1)}; best bold, second underlined. Click a column's head to sort by it."
-    )
-
-
 def _sortable(table: Table) -> str:
-    rows = []
-    for label, entries in table.rows:
-        values = []
-        for entry, (best, second) in zip(entries, table.ranks(), strict=True):
-            place = None if entry.mean is None else round(entry.mean, 1)
-            mark = "" if place is None else "best" if place == best else "second" if place == second else ""
-            values.append(report.Value(entry.mean, tables.plain(entry), mark))
-        rows.append((label, values))
+    rows = [
+        (label, [report.Value(entry.mean, tables.plain(entry), mark) for entry, mark in entries])
+        for label, entries in table.marked()
+    ]
     return report.sortable(["accuracy, %", *table.columns], rows)
 
 
 def _compared(table: Table) -> str:
     rows = []
-    for label, entries in table.rows:
-        for column, entry in zip(table.columns, entries, strict=True):
-            if entry.paper:
-                gap = None if entry.mean is None or entry.paper.note else entry.mean - entry.paper.mean
-                values = [
-                    report.Value(entry.mean, tables.plain(entry)),
-                    report.Value(entry.paper.mean, f"{entry.paper.mean:.1f}"),
-                    report.Value(gap, tables.difference(entry)),
-                ]
-                rows.append((f"{label}, {column}", values))
+    for label, column, entry, paper in table.compared:
+        gap = None if entry.mean is None or paper.note else entry.mean - paper.mean
+        ours, theirs = report.Value(entry.mean, tables.plain(entry)), report.Value(paper.mean, f"{paper.mean:.1f}")
+        rows.append((f"{label}, {column}", [ours, theirs, report.Value(gap, tables.difference(entry))]))
     return report.sortable(["row", "ours", "paper", "difference"], rows)
 
 
@@ -213,7 +180,8 @@ def _closing(study: Study, place: Place, found: Sequence[Found]) -> Iterator[str
     settings = []
     facts = surrogate_facts(study.tasks, place)
     if facts:
-        clean, fooled = (statistics.mean(fact[key] for fact in facts) for key in _SURROGATE)
+        figures = ("surrogate_clean", "surrogate_attacked")
+        clean, fooled = (statistics.mean(fact[figure] for fact in facts) for figure in figures)
         settings.append(f"The attacker's own models: {clean:.1f} % on clean images, {fooled:.2f} % on attacked ones.")
     for row in _distinct(found)[:1]:
         versions = ", ".join(f"{name} {version}" for name, version in row["versions"].items())
@@ -225,6 +193,3 @@ def _closing(study: Study, place: Place, found: Sequence[Found]) -> Iterator[str
     yield report.section("Settings", *(report.paragraph(line) for line in settings))
     if study.command:
         yield report.section("Do it again", f"<p><code>{report.escaped(study.command)}</code></p>")
-
-
-_SURROGATE = ("surrogate_clean", "surrogate_attacked")

@@ -1,7 +1,5 @@
 """One attacked image and the answer of each of its views: the paper's qualitative figure."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import dataclass
 
@@ -31,22 +29,13 @@ class _Found:
     batch: Batch
     draw: Draw
     prediction: Prediction
-
-    @property
-    def confidence(self) -> float:
-        return float(self.prediction.probs[self.index].amax())
+    confidence: float
 
 
 def one_attacked_image(experiment: Experiment, materials: Materials, most: int | None = None) -> list[View]:
     """Adapt on the CPU to a stream that is attacked throughout, and show the image that views saved most clearly.
 
-    Args:
-        experiment: A run with views and attacked copies.
-        materials: What it is made of.
-        most: How many batches are looked at; by default all.
-
-    Returns:
-        The clean image, the attacked original and its views; nothing if no image was saved.
+    Return the clean image, the attacked original and its views; nothing if the first `most` batches have no such image.
     """
     domain, seed = materials.domains[0], experiment.stream.seed
     method = experiment.build(load(materials.source))
@@ -58,8 +47,8 @@ def one_attacked_image(experiment: Experiment, materials: Materials, most: int |
         prediction = method.predictor(batch.images, draw, track=False).detach()
         saved = _saved(prediction, batch.labels)
         if number and saved.any():
-            index = int((saved * prediction.probs.amax(dim=1)).argmax())
-            found.append(_Found(number, index, batch, draw, prediction))
+            confidence, index = (saved * prediction.probs.amax(dim=1)).max(dim=0)
+            found.append(_Found(number, int(index), batch, draw, prediction, float(confidence)))
         method(batch.images)
     if not found:
         return []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,9 +11,10 @@ import torch
 from torch import Tensor
 
 from .._internal import safetensors_io
+from .._internal.hashing import hash_bytes
 from ..errors import StoreError
 from ..methods import Method
-from ..predictors import Prediction, Report
+from ..predictors import Prediction
 from .metrics import calibration_error, detection, percent, selective
 
 PER_IMAGE = {"probs", "labels", "attacked", "suspicion"}
@@ -28,7 +28,6 @@ class Record:
 
     @property
     def batches(self) -> int:
-        """How many batches it has seen."""
         return len(self.columns.get("seconds", ()))
 
     @property
@@ -37,8 +36,9 @@ class Record:
         return 100 * float((self.columns["probs"][-1].argmax(1) == self.columns["labels"][-1]).float().mean())
 
     def add(self, prediction: Prediction, labels: Tensor, attacked: Tensor, seconds: float) -> None:
-        """Add the answer to a batch."""
         report = prediction.report
+        signal = next(iter(report.signals.values()), None)
+        suspicion = signal if report.suspicion is None else report.suspicion  # a probability, else what ranks images
         new = {
             "probs": prediction.probs.float().cpu(),
             "labels": labels,
@@ -46,8 +46,8 @@ class Record:
             "sizes": torch.tensor([len(labels)]),
             "seconds": torch.tensor([seconds], dtype=torch.float64),
             "dropped": torch.tensor([-1 if report.dropped is None else int(report.dropped)]),
-            "reliability": _reliability_row(report),
-            "suspicion": _suspicion(report, len(labels)),
+            "reliability": _or_nan(report.reliability, len(report.weights))[None],
+            "suspicion": _or_nan(suspicion, len(labels)),
         }
         for column, values in new.items():
             self.columns.setdefault(column, []).append(values)
@@ -100,20 +100,8 @@ class Record:
 
 
 def _hash(tensors: Mapping[str, Tensor]) -> str:
-    state = hashlib.blake2b(digest_size=16)
-    for name in sorted(tensors):
-        state.update(name.encode() + safetensors_io.raw_bytes(tensors[name]))
-    return state.hexdigest()
+    return hash_bytes(name.encode() + safetensors_io.raw_bytes(tensors[name]) for name in sorted(tensors)).hex()
 
 
-def _reliability_row(report: Report) -> Tensor:
-    """Return (1,V), NaN where a predictor knows no reliability."""
-    if report.reliability is None:
-        return torch.full((1, len(report.weights)), torch.nan)
-    return report.reliability.float().cpu()[None]
-
-
-def _suspicion(report: Report, images: int) -> Tensor:
-    """Return what ranks images by suspicion: a probability, else the first signal, else NaN."""
-    found = next(iter(report.signals.values()), None) if report.suspicion is None else report.suspicion
-    return torch.full([images], torch.nan) if found is None else found.float().cpu()
+def _or_nan(values: Tensor | None, size: int) -> Tensor:
+    return torch.full([size], torch.nan) if values is None else values.float().cpu()

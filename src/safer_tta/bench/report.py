@@ -1,7 +1,5 @@
 """Build a page of results: one HTML file that loads nothing."""
 
-from __future__ import annotations
-
 import base64
 import html
 import io
@@ -34,19 +32,19 @@ class View:
 
 
 def page(title: str, *sections: str) -> str:
-    """Return a whole page."""
-    script = f"<script>{_file('sort.js')}</script>" if any("<button" in section for section in sections) else ""
+    script = (
+        f"<script>{(FILES / 'sort.js').read_text('utf-8')}</script>"
+        if any("<button" in section for section in sections)
+        else ""
+    )
+    style = (FILES / "page.css").read_text("utf-8")
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escaped(title)}</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
-        f"<style>{_file('page.css')}</style></head><body><h1>{escaped(title)}</h1>{''.join(sections)}"
+        f"<style>{style}</style></head><body><h1>{escaped(title)}</h1>{''.join(sections)}"
         f"{script}</body></html>\n"
     )
-
-
-def _file(name: str) -> str:
-    return (FILES / name).read_text(encoding="utf-8")
 
 
 def section(heading: str, *content: str) -> str:
@@ -59,9 +57,8 @@ def paragraph(text: str) -> str:
 
 def table(header: Sequence[str], rows: Sequence[tuple[str, Sequence[float | None]]]) -> str:
     """Return a table with a name and numbers in each row; the best of every column is bold."""
-    best = [
-        max((v for v in column if v is not None), default=None) for column in zip(*(r[1] for r in rows), strict=True)
-    ]
+    columns = zip(*(values for _, values in rows), strict=True)
+    best = [max((value for value in column if value is not None), default=None) for column in columns]
     head = "".join(f'<th scope="col">{escaped(cell)}</th>' for cell in header)
     body = "".join(f'<tr><th scope="row">{escaped(name)}</th>{_cells(values, best)}</tr>' for name, values in rows)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
@@ -79,10 +76,9 @@ class Value:
 def sortable(header: Sequence[str], rows: Sequence[tuple[str, Sequence[Value]]]) -> str:
     """Return a table whose columns sort when their heads are clicked."""
     head = "".join(f'<th scope="col"><button type="button">{escaped(cell)}</button></th>' for cell in header)
-    body = (
-        f'<tr><th scope="row">{escaped(name)}</th>{"".join(map(_sorted_cell, values))}</tr>' for name, values in rows
-    )
-    return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{"".join(body)}</tbody></table></div>'
+    lines = ((escaped(name), "".join(map(_sorted_cell, values))) for name, values in rows)
+    body = "".join(f'<tr><th scope="row">{name}</th>{cells}</tr>' for name, cells in lines)
+    return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
 def _sorted_cell(cell: Value) -> str:
@@ -92,9 +88,8 @@ def _sorted_cell(cell: Value) -> str:
 
 def charts(*drawn: tuple[str, str]) -> str:
     """Return charts, given as (svg, caption), side by side."""
-    figures = (
-        f'<figure class="chart" role="img" aria-label="{escaped(caption)}">{svg}</figure>' for svg, caption in drawn
-    )
+    named = ((svg, escaped(caption)) for svg, caption in drawn)
+    figures = (f'<figure class="chart" role="img" aria-label="{caption}">{svg}</figure>' for svg, caption in named)
     return f'<div class="figures">{"".join(figures)}</div>'
 
 
@@ -103,10 +98,8 @@ def views(shown: Sequence[View]) -> str:
 
 
 def _view(view: View) -> str:
-    answer = (
-        f'<span class="{"right" if view.right else "wrong"}">{escaped(view.predicted)} {view.confidence:.0%}</span>'
-    )
-    facts = [answer]
+    mark = "right" if view.right else "wrong"
+    facts = [f'<span class="{mark}">{escaped(view.predicted)} {view.confidence:.0%}</span>']
     if view.reliability is not None:
         facts.append(f"r = {view.reliability:.3f}")
     if view.weight is not None:

@@ -4,13 +4,11 @@ A file is written whole or not at all, so processes that share a store neither l
 folder say whether a run is not started, incomplete or done. `query` asks all rows at once, in SQL.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +27,6 @@ TIMING = ("ms_per_step", "images_per_s", "peak_mb", "device", "threads", "versio
 
 
 class Results:
-    """The rows of a store."""
-
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
@@ -56,17 +52,11 @@ class Results:
         return row
 
     def row(self, name: str) -> Row:
-        """Return a row as it was written.
-
-        Raises:
-            StoreError: If the file is not what was written there.
-        """
+        """Return a row, and refuse a file that is not what was written there."""
         path = self.path(name)
         row = read_json(path)
         if not isinstance(row, dict) or row.get("run") != name or row.get("check") != digest(without(row, ("check",))):
-            raise StoreError(
-                f"{path} is damaged: it is not what was written there. Remove it to have the run made again"
-            )
+            raise StoreError(f"{path} is damaged: it is not what was written there. Remove it to make the run again")
         return row
 
     def rows(self, names: Iterable[str] | None = None) -> list[Row]:
@@ -93,10 +83,9 @@ class Results:
             return list(database.execute(sql).fetchall())
 
 
-def without(row: Row, fields: Iterable[str] = TIMING) -> Row:
+def without(row: Row, fields: Collection[str] = TIMING) -> Row:
     """Return a row without fields that do not concern the result."""
-    left_out = set(fields)
-    return {key: value for key, value in row.items() if key not in left_out}
+    return {key: value for key, value in row.items() if key not in fields}
 
 
 def slim_csv(rows: Iterable[Row]) -> str:
@@ -105,12 +94,9 @@ def slim_csv(rows: Iterable[Row]) -> str:
     writer = csv.DictWriter(text, SLIM, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
     for row in rows:
-        writer.writerow({name: _cell(value) for name, value in {**row, "version": _version(row)}.items()})
+        described = {**row, "version": str(row["versions"].get("safer_tta", ""))}
+        writer.writerow({name: _cell(value) for name, value in described.items()})
     return text.getvalue()
-
-
-def _version(row: Row) -> str:
-    return str(row["versions"].get("safer_tta", ""))
 
 
 def _cell(value: Any) -> Any:

@@ -1,11 +1,8 @@
 """Make a run: adapt over its stream, score every batch, write one row. A run that was killed is resumed."""
 
-from __future__ import annotations
-
 import contextlib
 import platform
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,16 +17,17 @@ from .._internal.progress import Tick, silent
 from .._internal.seeds import generator
 from ..attacks import ATTACKS
 from ..data import Batch, Domain, Stream
+from ..data.store import digest
 from ..errors import InvalidValueError
 from ..methods import Method
 from ..training import load
+from ..training.definitions import definition_of
 from ..training.trainer import check_classes
-from .experiment import AttackOn, Experiment
+from .experiment import Experiment
 from .record import Record
 from .results import Results, Row
 
 SAVE_SECONDS = 5.0
-Perturb = Callable[[Method, Batch, int], Tensor]
 
 
 @dataclass(frozen=True)
@@ -51,21 +49,17 @@ def perform(
     tick: Tick = silent,
     save_seconds: float = SAVE_SECONDS,
 ) -> Row:
-    """Make a run and return its row; a row that the folder holds is returned as it is.
+    """Make a run and return its row, which the folder keeps; a row that it holds is returned as it is.
 
-    Args:
-        experiment: What the run is.
-        materials: The images and the model that the experiment names.
-        folder: Where rows are kept, and what a killed run needs to resume.
-        tick: Called after every batch.
-        save_seconds: Seconds between two saves of an unfinished run.
+    An unfinished run is saved after every `save_seconds`, so that a killed one resumes.
     """
     results = Results(folder)
     if results.state(experiment.name) == "done":
         return results.row(experiment.name)
     check_attackable(experiment)
+    _check_source(experiment, materials.source)
     check_classes(materials.source, materials.domains[0])
-    perturb, copies = _attack(experiment, materials)
+    copies = tuple(domain.images for domain in materials.domains) if experiment.attacked_live else materials.attacked
     stream = Stream(materials.domains, experiment.stream, copies)
     method = experiment.build(load(materials.source).to(materials.device))
     folder.mkdir(parents=True, exist_ok=True)
@@ -74,7 +68,7 @@ def perform(
     record = Record.load(unfinished, method, experiment.name)
     saved = time.monotonic()
     for batch in stream.since(record.batches):
-        images = batch.images if perturb is None else perturb(method, batch, record.batches)
+        images = _attacked_live(experiment, method, batch, record.batches) if experiment.attacked_live else batch.images
         _answer(method, images, batch, record)
         if time.monotonic() - saved >= save_seconds:
             record.save(unfinished, method, experiment.name)
@@ -106,40 +100,30 @@ def _row(experiment: Experiment, stream: Stream, record: Record, method: Method)
     }
 
 
-def _attack(
-    experiment: Experiment, materials: Materials
-) -> tuple[Perturb | None, tuple[NDArray[np.uint8], ...] | None]:
-    """Return what perturbs batches as they come, and the attacked copies that are mixed into the stream."""
-    attack = experiment.attack
-    if attack is None or not ATTACKS[attack.name].live:
-        return None, materials.attacked
-    return _Live(attack, experiment.stream.seed), tuple(domain.images for domain in materials.domains)
+def _attacked_live(experiment: Experiment, method: Method, batch: Batch, number: int) -> Tensor:
+    """Attack as one who knows the defence: the predictor as it stands after the updates so far."""
+    attack, device = experiment.attack, method.classifier.device
+    assert attack is not None
+    randomness = generator(experiment.stream.seed, attack.name, number)
+    images, labels = batch.images.to(device), batch.labels.to(device)
+    with method.answering():
+        attacked = ATTACKS[attack.name].perturb(method.predictor, images, labels, attack.threat, randomness)
+    return torch.where(batch.attacked[:, None, None, None], attacked.cpu(), batch.images)
 
 
-@dataclass(frozen=True)
-class _Live:
-    """An attacker who knows the defence: attacks the predictor as it stands after the updates so far."""
-
-    attack: AttackOn
-    seed: int
-
-    def __call__(self, method: Method, batch: Batch, number: int) -> Tensor:
-        images, labels = batch.images.to(method.classifier.device), batch.labels.to(method.classifier.device)
-        randomness = generator(self.seed, self.attack.name, number)
-        with method.answering():
-            known, threat = ATTACKS[self.attack.name], self.attack.threat
-            attacked = known.perturb(method.predictor, images, labels, threat, randomness)
-        return torch.where(batch.attacked[:, None, None, None], attacked.cpu(), batch.images)
+def _check_source(experiment: Experiment, path: Path) -> None:
+    """Refuse another source model than the experiment names."""
+    found = definition_of(path)
+    if digest(found) != digest(experiment.source):
+        raise InvalidValueError(
+            f"{path} is the source model {found}; the run expects {dict(experiment.source)}. Give the file of that "
+            "model, or define the run with safer_tta.training.definitions.definition_of(file)"
+        )
 
 
 def check_attackable(experiment: Experiment) -> None:
-    """Refuse a live attack on a method that answers with more than its predictor.
-
-    Raises:
-        InvalidValueError: If an attack through the predictor would not be one on what answers.
-    """
-    live = experiment.attack is not None and ATTACKS[experiment.attack.name].live
-    if live and not methods.METHODS[experiment.method].by_predictor:
+    """Refuse a live attack on a method that answers with more than its predictor."""
+    if experiment.attacked_live and not methods.METHODS[experiment.method].by_predictor:
         raise InvalidValueError(
             f"{experiment.method} answers with more than its predictor (a teacher, prototypes, an average), so an "
             "attack through the predictor would overstate its robustness; expected a method such as tent, pl or tsd"
@@ -169,7 +153,7 @@ def _peak(device: torch.device) -> float | None:
 
 
 def _machine(method: Method) -> dict[str, Any]:
-    device, classifier = method.classifier.device, method.classifier
+    classifier, device = method.classifier, method.classifier.device
     dtype = str(classifier.dtype).removeprefix("torch.")
     return {
         "peak_mb": _peak(device),

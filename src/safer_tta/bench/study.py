@@ -1,18 +1,18 @@
 """A study is a plan on a dataset: expanded, checked, with its tasks."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ..errors import StoreError
 from ..models import Classifier, zoo
 from ..training import Recipe
 from . import plan as plans
-from .graph import check, graph, size_for
+from .graph import graph, size_for
 from .publish import Study
 from .tasks import FROM_SCRATCH, Place, left
 
@@ -34,14 +34,11 @@ def prepare(
     """Expand and check a plan, given by name or file, on the data of a place."""
     plan, dataset = plans.load(name), place.dataset()
     cells = plans.cells(plan, dataset, seeds=seeds, only=targets, quick=quick)
-    check(cells)
-    given = {"weights": place.weights, "architecture": architecture}
-    changes: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
-    if place.weights == FROM_SCRATCH:
-        changes["weights"] = None
-    size = size_for(
-        dataset.name, quick=quick, images=images, steps=steps, robust_steps=robust_steps, precision=precision, **changes
-    )
+    changes: dict[str, Any] = {} if architecture is None else {"architecture": architecture}
+    if place.weights is not None:
+        changes["weights"] = None if place.weights == FROM_SCRATCH else place.weights
+    sizes = {"images": images, "steps": steps, "robust_steps": robust_steps}
+    size = size_for(dataset.name, quick=quick, precision=precision, **sizes, **changes)
     tasks, runs = graph(cells, dataset, size)
     whole = not quick and size.images is None
     return Study(Path(name).stem, plan, dataset.name, cells, tasks, runs, command, whole)
@@ -49,17 +46,16 @@ def prepare(
 
 def states(study: Study, place: Place) -> Counter[str]:
     """Count the runs that are done, incomplete, not started or damaged."""
-    return Counter(_state(name, place) for name in dict.fromkeys(study.runs))
-
-
-def _state(name: str, place: Place) -> str:
-    state = place.results.state(name)
-    try:
-        if state == "done":
-            place.results.row(name)
-    except StoreError:
-        return "damaged"
-    return state
+    counted: Counter[str] = Counter()
+    for name in dict.fromkeys(study.runs):
+        state = place.results.state(name)
+        try:
+            if state == "done":
+                place.results.row(name)
+        except StoreError:
+            state = "damaged"
+        counted[state] += 1
+    return counted
 
 
 def estimate(study: Study, place: Place) -> float:
@@ -71,8 +67,6 @@ def estimate(study: Study, place: Place) -> float:
 
 
 def _seconds_per_pass(architecture: str, place: Place) -> float:
-    import torch
-
     side = 64 if place.data == "synthetic" else place.side
     model = Classifier(zoo.create(architecture, num_classes=7)).eval().to(place.device)
     images = torch.rand(16, 3, side, side, device=place.device)

@@ -1,13 +1,12 @@
 """Tables of a plan: mean ± standard deviation over seeds, the best bold and the second underlined."""
 
-from __future__ import annotations
-
 import csv
+import dataclasses
 import io
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from ..data.domains import KNOWN
 from .paper import AVERAGE, Published, published
@@ -15,6 +14,10 @@ from .plan import Cell, Grid, Plan
 from .results import Row
 
 Found = tuple[Cell, Row]
+K = TypeVar("K")
+V = TypeVar("V")
+MARKDOWN = {"best": "**{}**", "second": "<u>{}</u>", "": "{}"}
+LATEX = {"best": r"\textbf{{{}}}", "second": r"\underline{{{}}}", "": "{}"}
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,11 @@ class Entry:
     std: float | None = None
     count: int = 0
     paper: Published | None = None
+
+    @property
+    def rounded(self) -> float | None:
+        """The mean as it is printed."""
+        return None if self.mean is None else round(self.mean, 1)
 
 
 @dataclass(frozen=True)
@@ -47,24 +55,23 @@ class Table:
     rows: tuple[tuple[str, tuple[Entry, ...]], ...]
 
     @property
-    def compared(self) -> bool:
-        return any(entry.paper for _, entries in self.rows for entry in entries)
+    def compared(self) -> list[tuple[str, str, Entry, Published]]:
+        """The row, the column and the figures of every entry that the paper published too."""
+        named = [(label, column, e) for label, row in self.rows for column, e in zip(self.columns, row, strict=True)]
+        return [(label, column, entry, entry.paper) for label, column, entry in named if entry.paper]
 
-    def ranks(self) -> list[tuple[float | None, float | None]]:
-        """Return the best and the second best mean of every column, rounded as they are printed."""
-        ranked: list[tuple[float | None, float | None]] = []
+    def marked(self) -> Iterator[tuple[str, list[tuple[Entry, str]]]]:
+        """Yield the label and the entries of every row, each with its mark in its column: "best", "second" or ""."""
+        marks: list[dict[float | None, str]] = []
         for entries in zip(*(entries for _, entries in self.rows), strict=True):
-            means = sorted({round(e.mean, 1) for e in entries if e.mean is not None}, reverse=True)
-            best, second, *_ = [*means, None, None]
-            ranked.append((best, second) if len(self.rows) > 1 else (None, None))
-        return ranked
+            means = sorted({e.rounded for e in entries if e.rounded is not None}, reverse=True)
+            marks.append(dict(zip(means, ("best", "second"), strict=False)) if len(self.rows) > 1 else {})
+        for label, entries in self.rows:
+            yield label, [(e, known.get(e.rounded, "")) for e, known in zip(entries, marks, strict=True)]
 
 
 def tables(plan: Plan, found: Sequence[Found], dataset: str, planned: Sequence[Cell] = ()) -> list[Table]:
-    """Return a table for every grid of a plan.
-
-    `planned` has all cells, done or not; averages are over their targets.
-    """
+    """Return a table for every grid of a plan; averages are over the targets of all `planned` cells, done or not."""
     made = []
     for number, grid in enumerate(plan.grids):
         mine = [(cell, row) for cell, row in found if cell.grid == number]
@@ -74,25 +81,23 @@ def tables(plan: Plan, found: Sequence[Found], dataset: str, planned: Sequence[C
 
 
 def _table(plan: Plan, grid: Grid, found: Sequence[Found], dataset: str, targets: set[str]) -> Table:
-    columns = _columns(grid, found)
-    several = len(targets) > 1
-    rows = []
-    for label in dict.fromkeys(row.label for row in grid.rows):
-        mine = [(cell, row) for cell, row in found if cell.row.label == label]
-        chosen = best(grid, mine)
+    columns, rows = _columns(grid, found), []
+    runs = grouped((cell.row.label, (cell, row)) for cell, row in found)
+    for label in (row.label for row in grid.rows):
+        chosen = best(grid, runs.get(label, []))
         entries = tuple(_entry(grid, column, label, chosen, dataset, targets) for column in columns)
         shown = label if not grid.best_of or not chosen else f"{label} [{_setting(grid, chosen[0][0])}]"
         rows.append((shown, entries))
-    return Table(grid.title or plan.title, tuple(c.label(several) for c in columns), tuple(columns), tuple(rows))
+    return Table(
+        grid.title or plan.title, tuple(c.label(len(targets) > 1) for c in columns), tuple(columns), tuple(rows)
+    )
 
 
 def _columns(grid: Grid, found: Sequence[Found]) -> list[Column]:
-    columns = list(dict.fromkeys(_column(grid, cell) for cell, _ in found))
-    columns.sort(key=lambda column: column.rate)  # stable: targets and settings stay in the plan's order
+    columns = dict.fromkeys(_column(grid, cell) for cell, _ in found)
     if len({column.target for column in columns}) > 1:
-        averages = dict.fromkeys(Column(AVERAGE, column.rate, column.varied) for column in columns)
-        columns = sorted([*columns, *averages], key=lambda column: column.rate)
-    return columns
+        columns |= dict.fromkeys(dataclasses.replace(column, target=AVERAGE) for column in columns)
+    return sorted(columns, key=lambda column: column.rate)  # stable: the rest stays in the plan's order
 
 
 def _column(grid: Grid, cell: Cell) -> Column:
@@ -101,20 +106,15 @@ def _column(grid: Grid, cell: Cell) -> Column:
 
 
 def _entry(grid: Grid, column: Column, label: str, found: Sequence[Found], dataset: str, targets: set[str]) -> Entry:
-    mine = [
-        (cell, row)
+    per_seed = grouped(
+        (cell.seed, row["accuracy"])
         for cell, row in found
         if (cell.attack_rate, _column(grid, cell).varied) == (column.rate, column.varied)
         and column.target in (AVERAGE, cell.target)
-    ]
+    )
     paper = published(grid.paper, dataset, column.target, label, dict(column.varied), column.rate)
     if column.target == AVERAGE and targets != set(KNOWN[dataset].domains if dataset in KNOWN else ()):
         paper = None  # since the paper averages over all domains
-    per_seed: dict[int, list[float]] = {}
-    for cell, row in mine:
-        per_seed.setdefault(cell.seed, []).append(row["accuracy"])
-    if not per_seed:
-        return Entry(paper=paper)
     # An average over targets needs a run on every target.
     whole = len(targets) if column.target == AVERAGE else 1
     means = [statistics.mean(values) for values in per_seed.values() if len(values) == whole]
@@ -128,26 +128,26 @@ def best(grid: Grid, found: Sequence[Found]) -> Sequence[Found]:
     """Return the runs of the setting in `best_of` with the highest mean accuracy, among those with the most runs."""
     if not grid.best_of or not found:
         return found
-    settings: dict[str, list[Found]] = {}
-    for cell, row in found:
-        settings.setdefault(_setting(grid, cell), []).append((cell, row))
+    settings = grouped((_setting(grid, cell), (cell, row)) for cell, row in found)
     furthest = max(map(len, settings.values()))
     complete = [runs for runs in settings.values() if len(runs) == furthest]
     return max(complete, key=lambda runs: statistics.mean(row["accuracy"] for _, row in runs))
+
+
+def grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
+    """Collect the values of each key."""
+    groups: dict[K, list[V]] = {}
+    for key, value in pairs:
+        groups.setdefault(key, []).append(value)
+    return groups
 
 
 def _setting(grid: Grid, cell: Cell) -> str:
     return ", ".join(f"{place.rpartition('.')[2]} {cell.varied[place]}" for place in grid.best_of)
 
 
-# --- writing them down ----------------------------------------------------------------------------------------------
-
-
 def markdown(table: Table) -> str:
-    body = []
-    for label, entries in table.rows:
-        cells = [_marked(e, rank, "**{}**", "<u>{}</u>") for e, rank in zip(entries, table.ranks(), strict=True)]
-        body.append([label, *cells])
+    body = [[label, *(MARKDOWN[mark].format(plain(e)) for e, mark in row)] for label, row in table.marked()]
     return _grid(["accuracy, %", *table.columns], body)
 
 
@@ -159,17 +159,13 @@ def latex(table: Table) -> str:
         " & ".join(["Method", *map(_escaped, table.columns)]) + r" \\",
         r"\midrule",
     ]
-    for label, entries in table.rows:
-        cells = [
-            _marked(e, rank, r"\textbf{{{}}}", r"\underline{{{}}}", r" $\pm$ ")
-            for e, rank in zip(entries, table.ranks(), strict=True)
-        ]
+    for label, entries in table.marked():
+        cells = (LATEX[mark].format(plain(entry, r" $\pm$ ")) for entry, mark in entries)
         lines.append(" & ".join([_escaped(label), *cells]) + r" \\")
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
 
 
 def comma_separated(made: Sequence[Table]) -> str:
-    """Return CSV with a line for each figure."""
     varied = list(dict.fromkeys(place for table in made for column in table.places for place, _ in column.varied))
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -187,12 +183,7 @@ def comma_separated(made: Sequence[Table]) -> str:
 
 def beside_the_paper(table: Table) -> str:
     """Return a table of our figure, the paper's and the difference, for every published figure."""
-    body = [
-        [label, column, plain(e), f"{e.paper.mean:.1f}", difference(e)]
-        for label, entries in table.rows
-        for column, e in zip(table.columns, entries, strict=True)
-        if e.paper
-    ]
+    body = [[label, column, plain(e), f"{p.mean:.1f}", difference(e)] for label, column, e, p in table.compared]
     return _grid(["row", "column", "ours", "paper", "difference"], body)
 
 
@@ -205,15 +196,10 @@ def difference(entry: Entry) -> str:
 
 def cost(found: Iterable[Found]) -> list[tuple[str, Mapping[str, float]]]:
     """Return the cost of every label and setting, as medians over its runs."""
-    runs: dict[str, list[Row]] = {}
-    for cell, row in found:
-        settings = [f"{place.rpartition('.')[2]} {value}" for place, value in cell.varied.items()]
-        runs.setdefault(", ".join([cell.row.label, *settings]), []).append(row)
+    runs = grouped((", ".join([cell.row.label, *cell.settings]), row) for cell, row in found)
     keys = ("ms_per_step", "images_per_s", "peak_mb")
-    return [
-        (label, {key: statistics.median(row[key] or 0.0 for row in rows) for key in keys})
-        for label, rows in runs.items()
-    ]
+    medians = ({key: statistics.median(row[key] or 0.0 for row in rows) for key in keys} for rows in runs.values())
+    return list(zip(runs, medians, strict=True))
 
 
 def _grid(header: Sequence[str], body: Sequence[Sequence[str]]) -> str:
@@ -226,16 +212,6 @@ def plain(entry: Entry, between: str = " ± ") -> str:
     if entry.mean is None:
         return "–"
     return f"{entry.mean:.1f}" + ("" if entry.std is None else f"{between}{entry.std:.1f}")
-
-
-def _marked(
-    entry: Entry, rank: tuple[float | None, float | None], bold: str, underlined: str, between: str = " ± "
-) -> str:
-    text = plain(entry, between)
-    if entry.mean is None:
-        return text
-    place = round(entry.mean, 1)
-    return bold.format(text) if place == rank[0] else underlined.format(text) if place == rank[1] else text
 
 
 def _escaped(text: str) -> str:

@@ -4,8 +4,6 @@ A task is plain data and is named by the hash of what defines it, so any executo
 it is done. What differs between machines (folders, devices, files) is its Place and does not enter the name.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 from collections.abc import Mapping, Sequence
@@ -19,10 +17,9 @@ from ..attacks import ATTACKS
 from ..data import ArrayStore, Dataset, Domain, excerpt, open_dataset
 from ..data.store import digest, digest_file, locked, read_json, write_json
 from ..errors import InvalidValueError, StoreError
-from ..training import Recipe, attacked_copies, load, train_source, train_surrogate
-from ..training.backbone import SHIPPED
+from ..training import SHIPPED, Recipe, attacked_copies, load
 from ..training.definitions import ELSEWHERE, hash_weights
-from ..training.trainer import accuracy
+from ..training.trainer import accuracy, train
 from .experiment import Experiment
 from .results import Results
 from .run import Materials, perform
@@ -47,22 +44,18 @@ class Place:
     extensions: tuple[str, ...] = ()  # the user's own files
 
     def dataset(self) -> Dataset:
-        return _opened(self.data, self.side, self.count, self.cache)
+        return _opened(self.data, side=self.side, count=self.count, cache=self.cache)
 
     @property
     def results(self) -> Results:
         return Results(self.store / "runs")
 
 
-@functools.lru_cache(maxsize=2)
-def _opened(data: str, side: int, count: int, cache: Path | None) -> Dataset:
-    return open_dataset(data, side=side, count=count, cache=cache)
+_opened = functools.lru_cache(maxsize=2)(open_dataset)
 
 
 @dataclass(frozen=True)
 class Task:
-    """Something to make."""
-
     kind: str  # "source", "surrogate", "attacked" or "run"
     label: str  # what people call it
     definition: Mapping[str, Any]  # what it is named after
@@ -75,7 +68,6 @@ class Task:
         return digest(self.definition if self.kind == "run" else {"kind": self.kind, **self.definition})
 
     def done(self, place: Place) -> bool:
-        """Return whether it has been made."""
         return self.path(place).exists()
 
     def path(self, place: Place) -> Path:
@@ -117,6 +109,15 @@ def execute(task: Task, place: Place, tick: Tick = silent) -> None:
             KINDS[task.kind](task, place, tick)
 
 
+def attempt(task: Task, place: Place, tick: Tick = silent) -> str | None:
+    """Carry a task out and return what went wrong, or None."""
+    try:
+        execute(task, place, tick)
+    except Exception as error:
+        return extensions.explain(error)
+    return None
+
+
 def _check_data(task: Task, place: Place) -> None:
     """Refuse other data than the task's name stands for."""
     wanted = task.definition["surrogate"] if task.kind == "attacked" else task.definition
@@ -156,31 +157,18 @@ def _recipe(described: Mapping[str, Any], place: Place) -> Recipe:
     raise InvalidValueError(f"no file on this machine has the weights with hash {wanted}; give it with --weights")
 
 
-def _train_source(task: Task, place: Place, tick: Tick) -> None:
-    dataset = place.dataset()
-    target = "+".join(name for name in dataset.domains if name not in task.definition["domains"])
-    recipe = _recipe(task.definition["recipe"], place)
-    train_source(dataset, target, recipe, task.path(place), device=place.device, compile=place.compile, tick=tick)
-
-
-def _train_surrogate(task: Task, place: Place, tick: Tick) -> None:
-    (target,) = task.definition["domains"]
-    recipe = _recipe(task.definition["recipe"], place)
-    domain = place.dataset().domain(target)
-    train_surrogate(domain, recipe, task.path(place), device=place.device, compile=place.compile, tick=tick)
+def _train(task: Task, place: Place, tick: Tick) -> None:
+    dataset, recipe = place.dataset(), _recipe(task.definition["recipe"], place)
+    domains = [dataset.domain(name) for name in dataset.domains if name in task.definition["domains"]]
+    train(domains, recipe, task.path(place), device=place.device, compile=place.compile, tick=tick)
 
 
 def _attack(task: Task, place: Place, tick: Tick) -> None:
     domain, copies, surrogate = _attacked(task.definition, place, tick)
     model = load(surrogate).to(place.device)
     clean, fooled = (accuracy(model, images, domain.labels) for images in (domain.images, copies))
-    facts = {
-        "definition": task.definition,
-        "images": len(domain),
-        "surrogate_clean": clean,
-        "surrogate_attacked": fooled,
-    }
-    write_json(task.path(place), facts)
+    found = {"images": len(domain), "surrogate_clean": clean, "surrogate_attacked": fooled}
+    write_json(task.path(place), {"definition": task.definition, **found})
 
 
 def _run(task: Task, place: Place, tick: Tick) -> None:
@@ -193,7 +181,8 @@ def materials(experiment: Experiment, place: Place) -> Materials:
     source = Task("source", "", experiment.source).path(place)
     made = [_attacked(definition, place) for definition in experiment.copies()]
     if made:
-        return Materials(tuple(m[0] for m in made), source, tuple(m[1] for m in made), place.device)
+        attacked, copies, _ = zip(*made, strict=True)
+        return Materials(attacked, source, copies, place.device)
     domains = tuple(_domain(name, experiment.images, experiment.stream.seed, place) for name in experiment.targets)
     return Materials(domains, source, None, place.device)
 
@@ -209,43 +198,33 @@ def _attacked(definition: Mapping[str, Any], place: Place, tick: Tick = silent) 
     domain = _domain(definition["target"], definition["images"], definition["seed"], place)
     model = load(surrogate).to(place.device)
     model.accelerate(precision=definition.get("precision"))
-    copies = attacked_copies(
-        domain,
-        model,
-        ArrayStore(place.store / "attacked"),
-        source=digest_file(surrogate),
-        attack=definition["attack"],
-        threat=definition["threat"],
-        seed=definition["seed"],
-        tick=tick,
-    )
+    settings = {key: definition[key] for key in ("attack", "threat", "seed")}
+    store = ArrayStore(place.store / "attacked")
+    copies = attacked_copies(domain, model, store, source=digest_file(surrogate), tick=tick, **settings)
     return domain, copies, surrogate
 
 
 def surrogate_facts(tasks: Sequence[Task], place: Place) -> list[dict[str, Any]]:
     """Return how the attacker's own models fared on clean and on attacked images."""
     facts = []
-    for task in tasks:
-        if task.kind == "attacked" and task.done(place):
-            with contextlib.suppress(StoreError):
-                facts.append(read_json(task.path(place)))
+    for task in (task for task in tasks if task.kind == "attacked" and task.done(place)):
+        with contextlib.suppress(StoreError):
+            facts.append(read_json(task.path(place)))
     return facts
 
 
-KINDS = {"source": _train_source, "surrogate": _train_surrogate, "attacked": _attack, "run": _run}
+KINDS = {"source": _train, "surrogate": _train, "attacked": _attack, "run": _run}
 
 
 # --- tasks that travel to a machine that has torch and little else -------------------------------------------------
 
 
 def write_tasks(path: Path, tasks: Sequence[Task]) -> None:
-    """Write tasks to a file."""
     content = [[t.kind, t.label, t.definition, t.needs, t.passes] for t in tasks]
     write_json(path, {"format": FORMAT, "tasks": content})
 
 
 def read_tasks(path: Path) -> list[Task]:
-    """Read the tasks that `write_tasks` wrote."""
     content = read_json(path)
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise StoreError(f"{path} is not a file of tasks; expected one that `safer bench PLAN --tasks FILE` wrote")

@@ -1,7 +1,5 @@
 """The command `safer`: it parses, calls and prints. Everything it does can be called from Python."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import re
@@ -17,9 +15,13 @@ except ImportError:
     sys.exit("the command needs typer and rich: pip install 'safer-tta[bench]'")
 
 from .._internal.malloc import keep_freed_memory
+from .._internal.progress import progress
 from ..errors import SaferError
 from . import bench, run, service, train
-from .options import AsJson, Seed, Target, progress, result
+from .options import AsJson, Seed, Target, result
+
+EXTENSION = typer.Option(help="A Python file of yours that registers a method, an attack and so on; may be repeated.")
+MANIFEST = typer.Option(help="Where to write every file's hash (default: NAME-manifest.json).")
 
 
 class Commands(TyperGroup):
@@ -50,10 +52,7 @@ def explain(error: Exception, parameters: Iterable[Any]) -> str:
 
 
 app = typer.Typer(
-    cls=Commands,
-    no_args_is_help=True,
-    add_completion=False,
-    help="Test-time adaptation that survives attacked inputs.",
+    cls=Commands, no_args_is_help=True, add_completion=False, help="Test-time adaptation that survives attacked inputs."
 )
 data_app = typer.Typer(no_args_is_help=True, help="Inspect a dataset.")
 app.add_typer(data_app, name="data")
@@ -66,12 +65,7 @@ app.command("send")(service.send)
 
 
 @app.callback()
-def extend(
-    extension: Annotated[
-        list[Path] | None,
-        typer.Option(help="A Python file of yours that registers a method, an attack and so on; may be repeated."),
-    ] = None,
-) -> None:
+def extend(extension: Annotated[list[Path] | None, EXTENSION] = None) -> None:
     if extension:
         from .. import extensions
 
@@ -138,9 +132,7 @@ def list_methods(as_json: AsJson = False) -> None:
 @data_app.command("check")
 def data_check(
     path: Annotated[Path, typer.Argument(help="The dataset's folder.")],
-    manifest: Annotated[
-        Path | None, typer.Option(help="Where to write every file's hash (default: NAME-manifest.json).")
-    ] = None,
+    manifest: Annotated[Path | None, MANIFEST] = None,
     as_json: AsJson = False,
 ) -> None:
     """Count images against the official numbers, name unreadable files, and write a manifest of all files."""

@@ -1,13 +1,12 @@
 """Options that several commands share, and how a result is printed."""
 
-from __future__ import annotations
-
-import contextlib
 import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+from .._internal.progress import progress
 
 
 def check_device(name: str) -> str:
@@ -33,13 +32,6 @@ def parse_fraction(text: str) -> float:
         raise typer.BadParameter(f"{text!r} is not a number; expected a fraction such as 8/255") from None
 
 
-def check_fraction(text: str | None) -> str | None:
-    """Refuse what `parse_fraction` cannot read."""
-    if text is not None:
-        parse_fraction(text)
-    return text
-
-
 def check_data(data: str) -> str:
     """Refuse data that are neither a folder nor the word 'synthetic'."""
     if data != "synthetic" and not Path(data).is_dir():
@@ -54,68 +46,39 @@ def check_weights(weights: str | None) -> str | None:
     return weights
 
 
-Data = Annotated[
-    str,
-    typer.Option(
-        callback=check_data,
-        help="'synthetic', or a folder root/domain/class/image, such as that of PACS, VLCS or OfficeHome.",
-    ),
-]
+DATA_HELP = "'synthetic', or a folder root/domain/class/image, such as that of PACS, VLCS or OfficeHome."
+Data = Annotated[str, typer.Option(callback=check_data, help=DATA_HELP)]
 Target = Annotated[str, typer.Option(help="The domain to adapt to; the source model is trained on the others.")]
 Seed = Annotated[int, typer.Option(help="Decides all random draws.")]
 Device = Annotated[str, typer.Option(callback=check_device, help="cpu, cuda or mps.")]
 Side = Annotated[int, typer.Option(min=8, help="Pixels a side to which a folder's images are resized.")]
-ModelSide = Annotated[
-    int | None, typer.Option("--side", min=8, help="Pixels a side of a folder's images (default: the model's).")
-]
+MODEL_SIDE_HELP = "Pixels a side of a folder's images (default: the model's)."
+ModelSide = Annotated[int | None, typer.Option("--side", min=8, help=MODEL_SIDE_HELP)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON, for other programs.")]
 MethodName = Annotated[str, typer.Option(help="The adaptation method; `safer methods` lists them.")]
-PredictorName = Annotated[
-    str,
-    typer.Option(help="What the method asks for predictions: plain, jpeg, fft, blur, safer, safer-a or safer-g."),
-]
+PREDICTOR_HELP = "What the method asks for predictions: plain, jpeg, fft, blur, safer, safer-a or safer-g."
+PredictorName = Annotated[str, typer.Option(help=PREDICTOR_HELP)]
 NormName = Annotated[str | None, typer.Option(help="What replaces the batch-norm layers, such as medbn.")]
-Budget = Annotated[
-    str | None,
-    typer.Option(
-        callback=check_fraction,
-        help="The largest change, as a fraction (default: 8/255; an l2 budget has no default).",
-    ),
-]
-StepSize = Annotated[
-    str | None,
-    typer.Option(callback=check_fraction, help="The size of an attack step (default: 2/255; l2: 2.5 eps / steps)."),
-]
-AttackName = Annotated[
-    str,
-    typer.Option(
-        "--attack",
-        help="pgd, autoattack (needs the extra \\[attacks]), eot (only in `safer run`), or one of an extension.",
-    ),
-]
-AttackSteps = Annotated[
-    int | None, typer.Option(min=1, help="The number of attack steps (default: the attack's own, 20 for pgd).")
-]
+BUDGET_HELP = "The largest change, as a fraction (default: 8/255; an l2 budget has no default)."
+Budget = Annotated[float | None, typer.Option(parser=parse_fraction, metavar="<str>", help=BUDGET_HELP)]
+STEP_SIZE_HELP = "The size of an attack step (default: 2/255; l2: 2.5 eps / steps)."
+StepSize = Annotated[float | None, typer.Option(parser=parse_fraction, metavar="<str>", help=STEP_SIZE_HELP)]
+ATTACK_HELP = "pgd, autoattack (needs the extra \\[attacks]), eot (only in `safer run`), or one of an extension."
+AttackName = Annotated[str, typer.Option("--attack", help=ATTACK_HELP)]
+ATTACK_STEPS_HELP = "The number of attack steps (default: the attack's own, 20 for pgd)."
+AttackSteps = Annotated[int | None, typer.Option(min=1, help=ATTACK_STEPS_HELP)]
 AttackNorm = Annotated[str, typer.Option(help="How the attack's budget is measured: linf or l2.")]
 Precision = Annotated[str, typer.Option(help="float32 or bfloat16.")]
-Images = Annotated[
-    int | None,
-    typer.Option(min=1, help="Images in a stream, drawn by the seed (default: all; bench on synthetic 512)."),
-]
+IMAGES_HELP = "Images in a stream, drawn by the seed (default: all; bench on synthetic 512)."
+Images = Annotated[int | None, typer.Option(min=1, help=IMAGES_HELP)]
 Store = Annotated[Path, typer.Option(help="The folder for attacked images and rows, which are made once.")]
-Out = Annotated[
-    Path, typer.Option(help="Where to write the model (safetensors). A killed training resumes from there.")
-]
+OUT_HELP = "Where to write the model (safetensors). A killed training resumes from there."
+Out = Annotated[Path, typer.Option(help=OUT_HELP)]
 Architecture = Annotated[str | None, typer.Option(help="small, resnet18, resnet50, timm:NAME … (default: by dataset).")]
-Weights = Annotated[
-    str | None,
-    typer.Option(
-        callback=check_weights, help="Pretrained weights to start from, a safetensors file; 'none' trains from scratch."
-    ),
-]
-Steps = Annotated[
-    int | None, typer.Option(min=1, help="Training steps (default: the paper's 5000; fewer on synthetic).")
-]
+WEIGHTS_HELP = "Pretrained weights to start from, a safetensors file; 'none' trains from scratch."
+Weights = Annotated[str | None, typer.Option(callback=check_weights, help=WEIGHTS_HELP)]
+STEPS_HELP = "Training steps (default: the paper's 5000; fewer on synthetic)."
+Steps = Annotated[int | None, typer.Option(min=1, help=STEPS_HELP)]
 BatchSize = Annotated[int | None, typer.Option("--batch", min=1, help="Images of each domain in a training step.")]
 LearningRate = Annotated[float | None, typer.Option("--lr", help="The learning rate of Adam.")]
 
@@ -126,17 +89,8 @@ def result(values: dict[str, Any], as_json: bool, shown: list[str] | None = None
         typer.echo(json.dumps(values, sort_keys=True))
         return
     for name in shown or values:
-        value = values[name]
-        typer.echo(
-            f"{name:20} {value:.2f}" if isinstance(value, float) else f"{name:20} {'–' if value is None else value}"
-        )
-
-
-def progress(label: str) -> contextlib.AbstractContextManager[Any]:
-    """Show how far long work is."""
-    from .._internal.progress import progress as shown
-
-    return shown(label)
+        value = "–" if values[name] is None else values[name]
+        typer.echo(f"{name:20} {value:.2f}" if isinstance(value, float) else f"{name:20} {value}")
 
 
 def drop_missing(**values: Any) -> dict[str, Any]:

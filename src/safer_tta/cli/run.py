@@ -1,7 +1,5 @@
 """The commands `safer attack` and `safer run`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,96 +7,65 @@ import typer
 
 from .._internal.checks import one_of
 from .._internal.defaults import METHOD, PREDICTOR
-from .options import (
-    AsJson,
-    AttackName,
-    AttackNorm,
-    AttackSteps,
-    Budget,
-    Data,
-    Device,
-    Images,
-    MethodName,
-    ModelSide,
-    NormName,
-    Precision,
-    PredictorName,
-    Seed,
-    StepSize,
-    Store,
-    Target,
-    drop_missing,
-    open_data,
-    parse_fraction,
-    progress,
-    result,
-)
+from .._internal.progress import progress
+from . import options
+from .options import drop_missing, open_data, result
 
 NORMS = ("linf", "l2")  # of an attack
 SHOWN = ["accuracy", "accuracy_attacked", "accuracy_clean", "nll", "ece", "ms_per_step", "run"]
-Surrogate = Annotated[
-    Path | None,
-    typer.Option(exists=True, dir_okay=False, help="The attacker's model, from `safer train surrogate`."),
-]
+MODEL = typer.Option(exists=True, dir_okay=False, help="The source model, from `safer train source`.")
+SURROGATE = typer.Option(exists=True, dir_okay=False, help="The attacker's model, from `safer train surrogate`.")
 
 
 def attack(
-    target: Target,
-    surrogate: Annotated[
-        Path, typer.Option(exists=True, dir_okay=False, help="The attacker's model, from `safer train surrogate`.")
-    ],
-    store: Store,
-    data: Data = "synthetic",
-    attack: AttackName = "pgd",
-    eps: Budget = None,
-    step: StepSize = None,
-    attack_steps: AttackSteps = None,
-    attack_norm: AttackNorm = "linf",
-    images: Images = None,
-    seed: Seed = 0,
-    side: ModelSide = None,
-    device: Device = "cpu",
-    as_json: AsJson = False,
+    target: options.Target,
+    surrogate: Annotated[Path, SURROGATE],
+    store: options.Store,
+    data: options.Data = "synthetic",
+    attack: options.AttackName = "pgd",
+    eps: options.Budget = None,
+    step: options.StepSize = None,
+    attack_steps: options.AttackSteps = None,
+    attack_norm: options.AttackNorm = "linf",
+    images: options.Images = None,
+    seed: options.Seed = 0,
+    side: options.ModelSide = None,
+    device: options.Device = "cpu",
+    as_json: options.AsJson = False,
 ) -> None:
     """Attack every image of a domain on the surrogate. The copies are kept, and all runs share them."""
     from ..training.trainer import accuracy, side_for
 
     threat = _threat(attack, eps, step, attack_steps, attack_norm)
     domain = _domain(data, side_for(surrogate, side), target, images, seed)[1]
-    model, attacked = _attacked(domain, surrogate, store, attack, threat, seed, device)
-    figures = {
-        "images": len(domain),
-        "surrogate_clean": accuracy(model, domain.images, domain.labels),
-        "surrogate_attacked": accuracy(model, attacked, domain.labels),
-    }
-    result(figures, as_json)
+    model, attacked = _attacked(domain, surrogate, store, device=device, attack=attack, threat=threat, seed=seed)
+    clean, under_attack = (accuracy(model, pictures, domain.labels) for pictures in (domain.images, attacked))
+    result({"images": len(domain), "surrogate_clean": clean, "surrogate_attacked": under_attack}, as_json)
 
 
 def run(
-    target: Target,
-    model: Annotated[
-        Path, typer.Option(exists=True, dir_okay=False, help="The source model, from `safer train source`.")
-    ],
-    store: Store,
-    data: Data = "synthetic",
-    method: MethodName = METHOD,
-    predictor: PredictorName = PREDICTOR,
-    norm: NormName = None,
+    target: options.Target,
+    model: Annotated[Path, MODEL],
+    store: options.Store,
+    data: options.Data = "synthetic",
+    method: options.MethodName = METHOD,
+    predictor: options.PredictorName = PREDICTOR,
+    norm: options.NormName = None,
     attack_rate: Annotated[float, typer.Option(help="Percent of every batch that is attacked.")] = 0.0,
-    surrogate: Surrogate = None,
-    attack: AttackName = "pgd",
-    eps: Budget = None,
-    step: StepSize = None,
-    attack_steps: AttackSteps = None,
-    attack_norm: AttackNorm = "linf",
+    surrogate: Annotated[Path | None, SURROGATE] = None,
+    attack: options.AttackName = "pgd",
+    eps: options.Budget = None,
+    step: options.StepSize = None,
+    attack_steps: options.AttackSteps = None,
+    attack_norm: options.AttackNorm = "linf",
     order: Annotated[str, typer.Option(help="shuffled, or correlated (one class after the other).")] = "shuffled",
     batch: Annotated[int, typer.Option(help="Images in a batch.")] = 64,
-    images: Images = None,
-    seed: Seed = 0,
-    side: ModelSide = None,
-    precision: Precision = "float32",
-    device: Device = "cpu",
-    as_json: AsJson = False,
+    images: options.Images = None,
+    seed: options.Seed = 0,
+    side: options.ModelSide = None,
+    precision: options.Precision = "float32",
+    device: options.Device = "cpu",
+    as_json: options.AsJson = False,
 ) -> None:
     """Run one method on one stream. A run that a store holds is looked up, also if `safer bench` made it."""
     from ..api import check_names
@@ -119,7 +86,8 @@ def run(
     )  # fmt: skip
     attacked = None
     if surrogate is not None and attacked_by is not None and attacked_by.surrogates:
-        attacked = (_attacked(domain, surrogate, store, attack, threat, seed, device, precision)[1],)
+        how = {"attack": attack, "threat": threat, "seed": seed}
+        attacked = (_attacked(domain, surrogate, store, device=device, precision=precision, **how)[1],)
     with progress(f"{method} on {predictor}") as tick:
         row = perform(experiment, Materials((domain,), model, attacked, device), store / "runs", tick=tick)
     result(row, as_json, SHOWN)
@@ -148,16 +116,9 @@ def _attack_on(attack: str, threat: dict[str, Any], surrogate: Path | None) -> A
 
 
 def _attacked(
-    domain: Any,
-    surrogate: Path,
-    store: Path,
-    attack: str,
-    threat: dict[str, Any],
-    seed: int,
-    device: str,
-    precision: str = "float32",
+    domain: Any, surrogate: Path, store: Path, *, device: str, precision: str = "float32", **how: Any
 ) -> tuple[Any, Any]:
-    """Return the attacker's model, and the attacked copies of a domain."""
+    """Return the attacker's model, and the attacked copies of a domain. how: attack, threat and seed."""
     from ..data import ArrayStore
     from ..data.store import digest_file
     from ..training import attacked_copies, load
@@ -166,19 +127,15 @@ def _attacked(
     check_classes(surrogate, domain)
     model = load(surrogate).to(device)
     model.accelerate(precision=precision)
-    options: dict[str, Any] = {
-        "source": digest_file(surrogate), "attack": attack, "threat": threat, "seed": seed,
-    }  # fmt: skip
+    copies = ArrayStore(store / "attacked")
     with progress("attacked images") as tick:
-        return model, attacked_copies(domain, model, ArrayStore(store / "attacked"), **options, tick=tick)
+        return model, attacked_copies(domain, model, copies, source=digest_file(surrogate), tick=tick, **how)
 
 
-def _threat(attack: str, eps: str | None, step: str | None, steps: int | None, norm: str) -> dict[str, Any]:
-    """Return what the attack is told."""
+def _threat(attack: str, eps: float | None, step: float | None, steps: int | None, norm: str) -> dict[str, Any]:
     from ..attacks import ATTACKS, full_threat
 
     one_of(NORMS, attack_norm=norm)
-    if ATTACKS.find(attack).own_steps and (step or steps):
+    if ATTACKS.find(attack).own_steps and (step is not None or steps):
         raise typer.BadParameter(f"{attack} chooses its steps itself; leave --step and --attack-steps out")
-    fractions = {name: parse_fraction(text) for name, text in (("eps", eps), ("step", step)) if text is not None}
-    return full_threat(attack, **fractions, norm=norm, **drop_missing(steps=steps))
+    return full_threat(attack, norm=norm, **drop_missing(eps=eps, step=step, steps=steps))

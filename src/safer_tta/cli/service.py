@@ -1,48 +1,41 @@
 """The commands `safer serve` and `safer send`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from .._internal.defaults import METHOD, PREDICTOR
+from .._internal.progress import progress
 from ..errors import MissingPackageError
-from .options import AsJson, Device, MethodName, ModelSide, NormName, Precision, PredictorName, result
+from . import options
+from .options import result
 
 MEGABYTE = 2**20
+MODEL = typer.Option(exists=True, dir_okay=False, help="The classifier: a file of `safer train source` (safetensors).")
+FOLDER = typer.Option(help="Where streams are kept; a later start continues them.")
+HOST = typer.Option(help="Address to listen on. Addresses beyond this machine need --tokens.")
+TOKENS = typer.Option(exists=True, dir_okay=False, help='Who may use it: a JSON file {"owner": "token"}.')
+ABSTAIN = typer.Option(
+    help="Suspicion above which an image is flagged (default: 0.5). Needs a predictor such as safer-g."
+)
+LABELLED = typer.Option("--labelled", help="Images lie in folders named by their class: post the labels.")
 
 
 def serve(
-    model: Annotated[
-        Path,
-        typer.Option(exists=True, dir_okay=False, help="The classifier: a file of `safer train source` (safetensors)."),
-    ],
-    folder: Annotated[Path, typer.Option(help="Where streams are kept; a later start continues them.")] = Path(
-        "served"
-    ),
-    method: MethodName = METHOD,
-    predictor: PredictorName = PREDICTOR,
-    norm: NormName = None,
+    model: Annotated[Path, MODEL],
+    folder: Annotated[Path, FOLDER] = Path("served"),
+    method: options.MethodName = METHOD,
+    predictor: options.PredictorName = PREDICTOR,
+    norm: options.NormName = None,
     views: Annotated[int | None, typer.Option(min=1, help="Augmented views of SAFER (default: 4).")] = None,
-    side: ModelSide = None,
-    host: Annotated[
-        str, typer.Option(help="Address to listen on. Addresses beyond this machine need --tokens.")
-    ] = "127.0.0.1",
+    side: options.ModelSide = None,
+    host: Annotated[str, HOST] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8017,
-    tokens: Annotated[
-        Path | None,
-        typer.Option(exists=True, dir_okay=False, help='Who may use it: a JSON file {"owner": "token"}.'),
-    ] = None,
-    device: Device = "cpu",
-    precision: Precision = "float32",
-    abstain: Annotated[
-        float | None,
-        typer.Option(
-            help="Suspicion above which an image is flagged (default: 0.5). Needs a predictor such as safer-g."
-        ),
-    ] = None,
+    tokens: Annotated[Path | None, TOKENS] = None,
+    device: options.Device = "cpu",
+    precision: options.Precision = "float32",
+    abstain: Annotated[float | None, ABSTAIN] = None,
     seconds: Annotated[float | None, typer.Option(help="Time per batch; while behind, it answers only.")] = None,
     seed: Annotated[int | None, typer.Option(help="For replays (default: a secret one for every stream).")] = None,
     memory: Annotated[int, typer.Option(min=1, help="MB for adapted states in memory; others wait on disk.")] = 1024,
@@ -78,13 +71,10 @@ def send(
     url: Annotated[str, typer.Option(help="The address of the service.")] = "http://127.0.0.1:8017",
     token: Annotated[str | None, typer.Option(envvar="SAFER_TOKEN", help="Your token for the service.")] = None,
     batch: Annotated[int, typer.Option(min=1, help="Images per batch.")] = 64,
-    labelled: Annotated[
-        bool, typer.Option("--labelled", help="Images lie in folders named by their class: post the labels.")
-    ] = False,
-    as_json: AsJson = False,
+    labelled: Annotated[bool, LABELLED] = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Send a folder of images to a stream of a running service. Running the command again resumes it."""
-    from .._internal.progress import progress
     from ..client import Client, send_folder
 
     with Client(url, token) as client, progress("sending") as tick:

@@ -19,7 +19,7 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from time import sleep
-from types import ModuleType, TracebackType
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -57,9 +57,8 @@ class Client:
 
     def __init__(self, url: str, token: str | None = None, *, timeout: float = 60.0, retries: int = 5) -> None:
         if retries < 0 or not timeout > 0:
-            raise InvalidValueError(
-                f"timeout is {timeout} and retries is {retries}; expected a positive timeout and at least 0 retries"
-            )
+            problem = f"timeout is {timeout} and retries is {retries}"
+            raise InvalidValueError(f"{problem}; expected a positive timeout and at least 0 retries")
         self._httpx = _import_httpx()
         self.url, self.timeout, self.retries = _checked_url(self._httpx, url), timeout, retries
         self._http: httpx.Client = self._httpx.Client(
@@ -76,9 +75,7 @@ class Client:
     def __enter__(self) -> Client:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -133,12 +130,12 @@ class Client:
                 die and send the batch again. By default it is random and covers the retries within this call.
         """
         headers = {"Idempotency-Key": _checked_key(uuid.uuid4().hex if key is None else key)}
-        content: Json
+        content: Json = {}
         if isinstance(images, np.ndarray):
             headers["Content-Type"] = "application/x-npy"
-            content = {"content": _npy(images)}
+            content["content"] = _npy(images)
         else:
-            content = {"files": _files(images)}
+            content["files"] = _files(images)
         return self._object(self._call("POST", _path(name, "batches"), headers=headers, **content))
 
     def label(self, name: str, number: int, labels: Iterable[int]) -> Json:
@@ -182,9 +179,8 @@ class Client:
                     if event == "report":
                         yield json.loads(data)
             except self._httpx.RequestError as error:
-                raise ServiceError(
-                    0, f"the feed of {name} from {self.url} broke ({_describe(error)}). Follow it again"
-                ) from error
+                problem = f"the feed of {name} from {self.url} broke ({_describe(error)})"
+                raise ServiceError(0, f"{problem}. Follow it again") from error
             except ValueError as error:
                 raise self._explain_unexpected(response) from error
 
@@ -195,6 +191,7 @@ class Client:
 
         A repeatable request does no harm if it is done twice, so it is also repeated if it may have been done.
         """
+        httpx = self._httpx
         attempt = 0
         while True:
             last = attempt == self.retries
@@ -203,10 +200,8 @@ class Client:
                 if response.is_success:
                     return response
                 response.read()
-            except self._httpx.RequestError as error:
-                unsent = isinstance(
-                    error, (self._httpx.ConnectError, self._httpx.ConnectTimeout, self._httpx.PoolTimeout)
-                )
+            except httpx.RequestError as error:
+                unsent = isinstance(error, (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout))
                 if last or not (unsent or repeatable):
                     raise self._explain_failure(error, f"{method} {path}", unsent) from error
                 wait = 0.0
@@ -220,18 +215,17 @@ class Client:
             attempt += 1
 
     def _explain_failure(self, error: Exception, request: str, unsent: bool) -> ServiceError:
-        if unsent:
-            return ServiceError(
-                0,
-                f"cannot connect to {self.url} ({_describe(error)}). Check that the service runs (`safer serve`), that "
-                "host and port are right, and that no proxy or firewall blocks them",
-            )
-        return ServiceError(
-            0,
+        message = (
             f"no answer from {self.url} to {request} ({_describe(error)}). The service may have done it: look at "
             "the stream before you repeat it (a batch may always be sent again with its key). If the service is only "
-            f"slow, raise the timeout of {self.timeout:g} s",
+            f"slow, raise the timeout of {self.timeout:g} s"
         )
+        if unsent:
+            message = (
+                f"cannot connect to {self.url} ({_describe(error)}). Check that the service runs (`safer serve`), that "
+                "host and port are right, and that no proxy or firewall blocks them"
+            )
+        return ServiceError(0, message)
 
     def _explain_refusal(self, response: httpx.Response) -> ServiceError:
         try:
@@ -242,12 +236,9 @@ class Client:
 
     def _object(self, response: httpx.Response) -> Json:
         try:
-            content = response.json()
-        except ValueError as error:
+            return {**response.json()}
+        except (ValueError, TypeError) as error:  # not JSON, or not an object
             raise self._explain_unexpected(response) from error
-        if not isinstance(content, dict):
-            raise self._explain_unexpected(response)
-        return content
 
     def _list(self, response: httpx.Response, field: str) -> list[Json]:
         content = self._object(response).get(field)
@@ -257,11 +248,9 @@ class Client:
 
     def _explain_unexpected(self, response: httpx.Response) -> ServiceError:
         request = f"{response.request.method} {response.request.url.path}"
-        return ServiceError(
-            response.status_code,
-            f"{self.url} answered {request}, but not as the API does. Check that this is the address of a safer "
-            "service of this version",
-        )
+        problem = f"{self.url} answered {request}, but not as the API does"
+        advice = "Check that this is the address of a safer service of this version"
+        return ServiceError(response.status_code, f"{problem}. {advice}")
 
 
 def _import_httpx() -> ModuleType:
@@ -343,14 +332,13 @@ def _files(images: Sequence[str | os.PathLike[str] | bytes]) -> list[tuple[str, 
 def _retry_after(value: str) -> float:
     """Return the seconds that the server asks to wait, given as a number or a date; 0 if it gives neither."""
     try:
-        seconds = float(value) if value[:1].isdigit() else _seconds_until(value)
+        if value[:1].isdigit():
+            seconds = float(value)
+        else:
+            seconds = (email.utils.parsedate_to_datetime(value) - datetime.now(UTC)).total_seconds()
     except (ValueError, TypeError):  # neither, or a date without a time zone
         return 0.0
     return min(max(seconds, 0.0), LONGEST_WAIT)
-
-
-def _seconds_until(date: str) -> float:
-    return (email.utils.parsedate_to_datetime(date) - datetime.now(UTC)).total_seconds()
 
 
 def _describe(error: Exception) -> str:

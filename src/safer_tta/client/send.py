@@ -1,14 +1,12 @@
 """Send a folder of images to a stream of a running service: what `safer send FOLDER` does."""
 
-from __future__ import annotations
-
-import hashlib
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from .._internal.hashing import hash_bytes
 from ..errors import InvalidValueError, ServiceError
 from .client import Client
 
@@ -26,25 +24,12 @@ def send_folder(
 ) -> dict[str, Any]:
     """Send all images below a folder, in the order of their names; the stream is created if it does not exist.
 
-    Each batch has a key made of the stream's name and the names and contents of its files. If the command is killed,
-    running it again with the same batch size resumes it: the service answers the batches that it has seen from its
-    journal and does not learn from them twice. It keeps the keys of a stream's last 256 batches; if more than that had
-    been applied, the first ones are learnt from again. For the same reason, sending a folder to the same stream a
-    second time changes nothing.
+    Each batch has a key made of the stream's name and the names and contents of its files, so a folder that is sent
+    again with the same batch size is resumed: the service answers batches that it has seen from its journal and does
+    not learn from them twice. It keeps the keys of a stream's last 256 batches; earlier ones are learnt from again.
 
-    Args:
-        client: A connection to the service.
-        folder: Where the images are.
-        stream: The name of the stream.
-        batch: Images per batch.
-        labelled: Whether images lie in folders named by their class; the labels are then posted after each batch. In
-            the order of their names every batch would have a single class, so the images are mixed, always in the same
-            way.
-        tick: Called with (images done, images in all) after each batch.
-
-    Returns:
-        images, batches, answered (how many images were given each class), accuracy (in percent, None if not labelled)
-        and abstained.
+    `labelled` images lie in folders named by their class, and the labels are posted after each batch. In the order of
+    their names every batch would have a single class, so the images are mixed, always in the same way.
     """
     if batch < 1:
         raise InvalidValueError(f"batch is {batch}; expected at least 1 image")
@@ -86,7 +71,7 @@ def _find_images(root: Path, *, mixed: bool) -> list[Path]:
 
 
 def _hash(text: str) -> bytes:
-    return hashlib.blake2b(os.fsencode(text)).digest()
+    return hash_bytes([os.fsencode(text)], size=64)
 
 
 def _read_labels(root: Path, paths: Sequence[Path], classes: Sequence[str | int]) -> list[int]:
@@ -119,12 +104,11 @@ def _ensure_exists(client: Client, stream: str) -> None:
 
 def _send(client: Client, stream: str, root: Path, paths: Sequence[Path]) -> dict[str, Any]:
     # Hashes of one length each, so that no two lists of names and contents give the same bytes.
-    key = hashlib.blake2b(_hash(stream), digest_size=16)
+    parts = [_hash(stream)]
     for path in paths:
-        key.update(_hash(path.relative_to(root).as_posix()))
-        key.update(hashlib.blake2b(path.read_bytes()).digest())
+        parts += [_hash(path.relative_to(root).as_posix()), hash_bytes([path.read_bytes()], size=64)]
     try:
-        return client.send(stream, paths, key=key.hexdigest())
+        return client.send(stream, paths, key=hash_bytes(parts).hex())
     except ServiceError as error:
         if error.status not in {413, 415, 422}:
             raise

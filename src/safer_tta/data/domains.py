@@ -17,8 +17,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from .._internal import checks
 from .._internal.progress import Tick, silent
-from ..errors import DataError, UnknownNameError
+from ..errors import DataError
 from . import synthetic
 from .store import ArrayStore, content_of, digest, digest_arrays, digest_file, read_json, write_json
 
@@ -41,58 +42,38 @@ class Known(NamedTuple):
     domains: Mapping[str, Official]
 
 
-KNOWN = {
-    "pacs": Known(
-        7,
-        {
-            "art_painting": Official(("art_painting",), 2048, (379, 255, 285, 184, 201, 295, 449)),
-            "cartoon": Official(("cartoon",), 2344, (389, 457, 346, 135, 324, 288, 405)),
-            "photo": Official(("photo",), 1670, (189, 202, 182, 186, 199, 280, 432)),
-            "sketch": Official(("sketch",), 3929, (772, 740, 753, 608, 816, 80, 160)),
-        },
-    ),
-    "vlcs": Known(
-        5,
-        {
-            "caltech": Official(("Caltech101", "CALTECH", "caltech"), 1415, (237, 123, 118, 67, 870)),
-            "labelme": Official(("LabelMe", "LABELME", "labelme"), 2656, (80, 1209, 89, 43, 1235)),
-            "sun": Official(("SUN09", "SUN", "sun"), 3282, (21, 933, 1036, 31, 1261)),
-            "pascal": Official(("VOC2007", "PASCAL", "pascal"), 3376, (330, 699, 428, 420, 1499)),
-        },
-    ),
-    "officehome": Known(
-        65,
-        {
-            "art": Official(("Art",), 2427),
-            "clipart": Official(("Clipart",), 4365),
-            "product": Official(("Product",), 4439),
-            "realworld": Official(("Real World", "RealWorld", "Real_World", "Real"), 4357),
-        },
-    ),
+PACS = {
+    "art_painting": Official(("art_painting",), 2048, (379, 255, 285, 184, 201, 295, 449)),
+    "cartoon": Official(("cartoon",), 2344, (389, 457, 346, 135, 324, 288, 405)),
+    "photo": Official(("photo",), 1670, (189, 202, 182, 186, 199, 280, 432)),
+    "sketch": Official(("sketch",), 3929, (772, 740, 753, 608, 816, 80, 160)),
 }
+VLCS = {
+    "caltech": Official(("Caltech101", "CALTECH", "caltech"), 1415, (237, 123, 118, 67, 870)),
+    "labelme": Official(("LabelMe", "LABELME", "labelme"), 2656, (80, 1209, 89, 43, 1235)),
+    "sun": Official(("SUN09", "SUN", "sun"), 3282, (21, 933, 1036, 31, 1261)),
+    "pascal": Official(("VOC2007", "PASCAL", "pascal"), 3376, (330, 699, 428, 420, 1499)),
+}
+OFFICEHOME = {
+    "art": Official(("Art",), 2427),
+    "clipart": Official(("Clipart",), 4365),
+    "product": Official(("Product",), 4439),
+    "realworld": Official(("Real World", "RealWorld", "Real_World", "Real"), 4357),
+}
+KNOWN = {"pacs": Known(7, PACS), "vlcs": Known(5, VLCS), "officehome": Known(65, OFFICEHOME)}
 
 
 @dataclass(frozen=True)
 class Domain:
-    """Images of one kind with their labels.
-
-    Attributes:
-        dataset: The name of the dataset.
-        name: The name of the domain.
-        images: (N,3,H,W), bytes.
-        labels: (N,).
-        classes: The names of the classes.
-        content: A hash of images and labels.
-        origin: The identity of the dataset of which this is a whole domain; empty for excerpts.
-    """
+    """Images of one kind with their labels."""
 
     dataset: str
     name: str
-    images: NDArray[np.uint8]
-    labels: NDArray[np.int64]
+    images: NDArray[np.uint8]  # (N,3,H,W)
+    labels: NDArray[np.int64]  # (N,)
     classes: tuple[str, ...]
-    content: str
-    origin: str = ""
+    content: str  # a hash of images and labels
+    origin: str = ""  # the identity of the dataset of which this is a whole domain; empty for excerpts
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -100,31 +81,17 @@ class Domain:
 
 @dataclass(frozen=True)
 class Dataset:
-    """Domains that share their classes.
-
-    Attributes:
-        name: The name of the dataset.
-        domains: The names of its domains.
-        classes: The names of its classes.
-        load: Returns a domain by its name.
-        identity: A hash of all files and of the side of the images, which needs no decoding.
-    """
+    """Domains that share their classes."""
 
     name: str
     domains: tuple[str, ...]
     classes: tuple[str, ...]
     load: Callable[[str], Domain]
-    identity: str
+    identity: str  # a hash of all files and of the side of the images, which needs no decoding
 
     def domain(self, name: str) -> Domain:
-        """Return a domain; its images are decoded the first time.
-
-        Raises:
-            UnknownNameError: If the dataset has no such domain.
-            DataError: If an image cannot be decoded.
-        """
-        if name not in self.domains:
-            raise UnknownNameError.of("domain", name, self.domains)
+        """Return a domain; its images are decoded the first time."""
+        checks.one_of(self.domains, domain=name)
         return dataclasses.replace(self.load(name), origin=self.identity)
 
 
@@ -150,8 +117,7 @@ def open_dataset(
     """
     if str(data) == "synthetic":
         load = functools.cache(functools.partial(_synthetic, count))
-        identity = digest({"synthetic": count})
-        return Dataset("synthetic", synthetic.DOMAINS, synthetic.CLASSES, load, identity)
+        return Dataset("synthetic", synthetic.DOMAINS, synthetic.CLASSES, load, digest({"synthetic": count}))
     folder = ImageFolder(data)
     store = ArrayStore(Path(cache) if cache is not None else default_cache() / "images")
     load = functools.cache(functools.partial(_decode_domain, folder, side, store, tick))
@@ -176,7 +142,6 @@ def _content(folder: ImageFolder, cache: Path) -> str:
 
 
 def default_cache() -> Path:
-    """Return where decoded images are kept by default: SAFER_CACHE, or else the user's cache folder."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(os.environ.get("SAFER_CACHE") or Path(home) / "safer-tta")
 
@@ -188,8 +153,7 @@ class ImageFolder:
         self.root = Path(root).resolve()
         if not self.root.is_dir():
             raise DataError(f"{self.root} is not a folder; expected root/domain/class/image or the word 'synthetic'")
-        found = sorted(p.name for p in self.root.iterdir() if p.is_dir() and not p.name.startswith("."))
-        self.name, self.places = _recognise(self.root, found)
+        self.name, self.places = _recognise(self.root, [folder.name for folder in _folders(self.root)])
         per_domain = {domain: self._classes(place) for domain, place in self.places.items()}
         if not any(images for classes in per_domain.values() for images in classes.values()):
             raise DataError(
@@ -213,18 +177,21 @@ class ImageFolder:
     def _classes(self, place: Path) -> dict[str, list[Path]]:
         found: dict[str, list[Path]] = {}
         for folder in self._class_folders(place):
-            images = sorted(p for p in folder.iterdir() if p.suffix.lower() in SUFFIXES and not p.name.startswith("."))
+            images = [p for p in folder.iterdir() if p.suffix.lower() in SUFFIXES and not p.name.startswith(".")]
             found[folder.name] = sorted([*found.get(folder.name, []), *images])
         return found
 
     @staticmethod
     def _class_folders(place: Path) -> list[Path]:
-        folders = sorted(p for p in place.iterdir() if p.is_dir() and not p.name.startswith("."))
-        splits = [p for p in folders if p.name in SPLITS]
-        if not splits or len(splits) < len(folders):
+        folders = _folders(place)
+        if not all(folder.name in SPLITS for folder in folders):
             return folders
-        whole = [p for p in splits if p.name == "full"] or splits
-        return sorted(c for split in whole for c in split.iterdir() if c.is_dir() and not c.name.startswith("."))
+        whole = [split for split in folders if split.name == "full"] or folders
+        return sorted(folder for split in whole for folder in _folders(split))
+
+
+def _folders(place: Path) -> list[Path]:
+    return sorted(path for path in place.iterdir() if path.is_dir() and not path.name.startswith("."))
 
 
 def _recognise(root: Path, found: list[str]) -> tuple[str, dict[str, Path]]:
@@ -280,41 +247,41 @@ def _synthetic(count: int, name: str) -> Domain:
 def check(root: str | os.PathLike[str], tick: Tick = silent) -> dict[str, Any]:
     """Count the images of a folder, compare with the official numbers, and hash and try to decode every file."""
     folder = ImageFolder(root)
-    items = [(domain, path, label) for domain in folder.places for path, label in folder.files(domain)]
+    files = {domain: folder.files(domain) for domain in folder.places}
+    paths = [path for listed in files.values() for path, _ in listed]
     known = KNOWN.get(folder.name)
-
-    def examine(item: tuple[str, Path, int]) -> tuple[str, str | None]:
-        problem = None
-        try:
-            decode(item[1], None)
-        except DataError as error:
-            problem = str(error)
-        return digest_file(item[1]), problem
-
-    counts = {domain: dict.fromkeys(folder.classes, 0) for domain in folder.places}
+    counts = {domain: dict.fromkeys(folder.classes, 0) for domain in files}
+    for domain, listed in files.items():
+        for _, label in listed:
+            counts[domain][folder.classes[label]] += 1
     hashes, unreadable = {}, []
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for done, (item, (content, problem)) in enumerate(zip(items, pool.map(examine, items), strict=True), start=1):
-            domain, path, label = item
-            counts[domain][folder.classes[label]] += 1
+        for path, (content, problem) in zip(paths, pool.map(_examine, paths), strict=True):
             hashes[str(path.relative_to(folder.root))] = content
             if problem:
                 unreadable.append(problem)
-            tick(done, len(items))
+            tick(len(hashes), len(paths))
     return {
         "dataset": folder.name,
         "counts": counts,
         "expected": {name: official.images for name, official in known.domains.items()} if known else None,
-        "differences": _differences(counts, known),
+        "differences": _differences(counts, known) if known else [],
         "unreadable": unreadable,
         "content": digest(hashes),
         "files": hashes,
     }
 
 
-def _differences(counts: Mapping[str, Mapping[str, int]], known: Known | None) -> list[str]:
-    if known is None:
-        return []
+def _examine(path: Path) -> tuple[str, str]:
+    """Return the hash of an image file and why it cannot be read, or an empty text."""
+    try:
+        decode(path, None)
+    except DataError as error:
+        return digest_file(path), str(error)
+    return digest_file(path), ""
+
+
+def _differences(counts: Mapping[str, Mapping[str, int]], known: Known) -> list[str]:
     found = []
     classes = len(next(iter(counts.values())))
     if classes != known.classes:  # counts by class could not be compared

@@ -1,13 +1,12 @@
 """Arrays that are made once and kept: named by the hash of their definition, written atomically, checked when read."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from .._internal.safetensors_io import atomic_write
 from ..errors import StoreError
 
 Bytes = NDArray[np.uint8]
+Make = Callable[[int, int], Bytes]  # returns the rows from the first up to the last
 
 
 def digest(definition: Mapping[str, Any]) -> str:
@@ -66,35 +66,17 @@ def _hash_mapped(name: str, changed: int, size: int, offset: int, shape: tuple[i
 
 
 class ArrayStore:
-    """Large uint8 arrays in a folder. Each is made in parts, and a killed process loses only its current part.
-
-    Args:
-        folder: Where the arrays are kept.
-    """
+    """Large uint8 arrays in a folder. Each is made in parts, and a killed process loses only its current part."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
 
     def get(
-        self,
-        definition: Mapping[str, Any],
-        count: int,
-        make: Callable[[int, int], Bytes],
-        *,
-        part: int = 64,
-        tick: Tick = silent,
+        self, definition: Mapping[str, Any], count: int, make: Make, *, part: int = 64, tick: Tick = silent
     ) -> Bytes:
-        """Return an array, memory-mapped, and make it first if the store does not have it.
+        """Return an array of `count` rows, memory-mapped; `make(first, last)` makes those that the store lacks.
 
-        Args:
-            definition: What the array follows from, as JSON; its hash is the name of the array.
-            count: The length of the array.
-            make: Returns the rows from `first` up to `last`.
-            part: How many rows are made at a time.
-            tick: Called with the number of rows made so far and `count`.
-
-        Raises:
-            StoreError: If what lies in the store is damaged, or is another array.
+        The hash of the definition, which is JSON, is the name of the array. `part` rows are made at a time.
         """
         definition = {**definition, "count": count, "part": part}
         place = self.folder / digest(definition)
@@ -102,20 +84,13 @@ class ArrayStore:
             place.mkdir(parents=True, exist_ok=True)
             with locked(place / "lock"):  # another process may be making the array, or have just finished
                 if not (place / "manifest.json").exists():
-                    self._make(place, definition, count, make, part, tick)
+                    self._make(place, definition, make, tick)
         return self._open(place, definition)
 
-    def _make(
-        self,
-        place: Path,
-        definition: dict[str, Any],
-        count: int,
-        make: Callable[[int, int], Bytes],
-        part: int,
-        tick: Tick,
-    ) -> None:
+    def _make(self, place: Path, definition: dict[str, Any], make: Make, tick: Tick) -> None:
         for leftover in place.glob(".*.part"):  # from a process that was killed while it wrote
             leftover.unlink()
+        count, part = definition["count"], definition["part"]
         parts = []
         for first in range(0, count, part):
             last = min(first + part, count)
@@ -140,9 +115,8 @@ class ArrayStore:
             array: Bytes = np.load(path, mmap_mode="r")
             intact = content_of(array) == manifest.get("content") and len(array) == definition["count"]
         except (OSError, ValueError) as error:
-            raise StoreError(
-                f"{path} is damaged or missing ({error}). Remove {place}; it will be made again"
-            ) from error
+            problem = f"{path} is damaged or missing ({error})"
+            raise StoreError(f"{problem}. Remove {place}; it will be made again") from error
         if not intact:
             raise StoreError(f"{path} is damaged: its hash differs. Remove {place}; it will be made again")
         return array
@@ -163,22 +137,21 @@ def _find_part(place: Path, first: int, last: int) -> Path | None:
 def _save(path: Path, array: Bytes) -> None:
     """Save an array through Python's own writes, which always report a full disk, unlike numpy's fast path."""
     with atomic_write(path) as file:
-        np.lib.format.write_array(_Writer(file), np.ascontiguousarray(array), allow_pickle=False)
-
-
-class _Writer:
-    def __init__(self, file: Any) -> None:
-        self.write = file.write
+        writer: Any = SimpleNamespace(write=file.write)
+        np.lib.format.write_array(writer, np.ascontiguousarray(array), allow_pickle=False)
 
 
 @contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Inside, no other process is in a block locked by this file; the lock ends with the process that holds it."""
+def locked(path: Path, *, wait: bool = True) -> Iterator[None]:
+    """Inside, no other process is in a block locked by this file; the lock ends with the process that holds it.
+
+    Without `wait` it raises BlockingIOError if another process is.
+    """
     with open(path, "a") as file:
         try:
             import fcntl
-        except ImportError:  # Windows, where two processes may make the same array
+        except ImportError:  # Windows, where nothing is locked
             yield
             return
-        fcntl.flock(file, fcntl.LOCK_EX)
+        fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield

@@ -3,8 +3,6 @@
 A stream depends only on the images, their attacked copies and a specification, so every method sees the same one.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import operator
 from collections.abc import Callable, Iterator, Sequence
@@ -143,24 +141,18 @@ class Stream:
         if self.spec.draw == "bernoulli":
             return np.asarray(priority < self.spec.attack_rate / 100)
         number = window.start // self.spec.batch
+        chosen = np.zeros(len(priority), dtype=bool)
         if self.spec.draw == "late" and number < len(self) // 2:
-            return np.zeros(len(priority), dtype=bool)
+            return chosen
         # A fraction of an image rounds up or down by the batch's own number, so a higher rate never attacks fewer.
         exact = self.spec.attack_rate / 100 * len(priority)
         count = int(exact + self.rounding[number] + 1e-9)
-        chosen = np.zeros(len(priority), dtype=bool)
         chosen[np.argsort(priority, kind="stable")[:count]] = True
         return chosen
 
 
 def excerpt(domain: Domain, images: int, seed: int) -> Domain:
-    """Return a part of a domain for a short stream, so that fewer images have to be attacked.
-
-    Args:
-        domain: The whole domain.
-        images: How many images to keep.
-        seed: Decides which.
-    """
+    """Return so many images of a domain for a short stream, so that fewer have to be attacked; `seed` decides which."""
     chosen = _shuffled([domain], seed)[:images, 1]
     content = digest({"of": domain.content, "seed": seed, "images": images})
     images_, labels = domain.images[chosen], domain.labels[chosen]
@@ -176,8 +168,7 @@ def _pairs(domains: Sequence[Domain]) -> Index:
 
 def _permute(rows: Index, *seed: object) -> Index:
     order = torch.randperm(len(rows), generator=generator("order", *seed)).numpy()
-    permuted: Index = rows[order]
-    return permuted
+    return rows[order]
 
 
 def _shuffled(domains: Sequence[Domain], seed: int) -> Index:
@@ -188,8 +179,7 @@ def _correlated(domains: Sequence[Domain], seed: int) -> Index:
     rows = _shuffled(domains, seed)
     turn = torch.randperm(len(domains[0].classes), generator=generator("classes", seed)).numpy()
     labels = np.array([domains[domain].labels[index] for domain, index in rows])
-    by_class: Index = rows[np.argsort(turn[labels], kind="stable")]
-    return by_class
+    return rows[np.argsort(turn[labels], kind="stable")]
 
 
 def _continual(domains: Sequence[Domain], seed: int) -> Index:

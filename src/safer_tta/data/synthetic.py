@@ -4,8 +4,6 @@ A shape is a signed distance (negative inside), and a domain is a way to paint i
 classes and differ only in style, as in PACS.
 """
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import UnknownNameError
+from .._internal import checks
 
 Array = NDArray[np.floating[Any]]
 Shape = Callable[[Array, Array], Array]
@@ -26,8 +24,7 @@ DOMAINS = ("photo", "painting", "cartoon", "sketch")
 
 def domain(name: str, count: int, seed: int = 0) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """Return `count` images (count,3,64,64) of a domain and their labels, the classes in turn; `seed` decides them."""
-    if name not in DOMAINS:
-        raise UnknownNameError.of("domain", name, DOMAINS)
+    checks.one_of(DOMAINS, domain=name)
     labels = np.arange(count, dtype=np.int64) % len(CLASSES)
     images = np.stack([_image(name, int(label), seed, index) for index, label in enumerate(labels)])
     return images, labels

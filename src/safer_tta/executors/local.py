@@ -6,34 +6,28 @@ import dataclasses
 import gc
 import multiprocessing
 import os
+import signal
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+import torch
+
 from .._internal.malloc import keep_freed_memory
-from ..bench.tasks import Place, Task, execute
+from ..bench.tasks import Place, Task, attempt
 from ..errors import InvalidValueError
-from ..extensions import explain
 from . import ATTEMPTS, Event, Schedule
 
 
 def carry_out(schedule: Schedule, place: Place, *, workers: int | None = None, threads: int | None = None) -> None:
-    """Execute every task of a schedule.
-
-    Args:
-        schedule: The tasks.
-        place: Where they read and write.
-        workers: How many processes; by default one for each GPU or core.
-        threads: Threads of each worker; by default the cores that they share.
-    """
+    """Execute every task of a schedule, by default with a worker for each GPU or core; workers share the cores."""
     places = _places(place, workers)
     threads = threads or max(1, (os.cpu_count() or 1) // len(places))
     team = [_Worker(place, threads) for place in places]
     try:
         while _hand_out(schedule, team):
             for connection in wait([worker.connection for worker in team if worker.task]):
-                worker = next(w for w in team if w.connection is connection)
-                _receive(worker, schedule)
+                _receive(next(worker for worker in team if worker.connection is connection), schedule)
     finally:
         for worker in team:
             worker.stop()
@@ -41,8 +35,6 @@ def carry_out(schedule: Schedule, place: Place, *, workers: int | None = None, t
 
 def _places(place: Place, workers: int | None) -> list[Place]:
     """Return the place of each worker: small networks gain more from a second process than from a second thread."""
-    import torch
-
     devices = [place.device]
     if place.device == "cuda":
         devices = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
@@ -77,10 +69,7 @@ def _receive(worker: _Worker, schedule: Schedule) -> None:
         schedule.report(Event("moved", task, *content))
         return
     worker.task, worker.attempts = None, 0
-    if kind == "finished":
-        schedule.finish(task)
-    else:
-        schedule.fail(task, *content)
+    schedule.end(task, *content)
 
 
 def _retry(worker: _Worker, task: Task, schedule: Schedule) -> None:
@@ -93,7 +82,7 @@ def _retry(worker: _Worker, task: Task, schedule: Schedule) -> None:
         worker.start(task)
     else:
         worker.task, worker.attempts = None, 0
-        schedule.fail(task, f"{why}, {ATTEMPTS} times")
+        schedule.end(task, f"{why}, {ATTEMPTS} times")
 
 
 @dataclass
@@ -126,10 +115,6 @@ class _Worker:
 
 def _work(connection: Connection, place: Place, threads: int) -> None:
     """Execute tasks and report results until the pipe is closed or the parent dies."""
-    import signal
-
-    import torch
-
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # only the parent handles Ctrl-C
     torch.set_num_threads(threads)
     keep_freed_memory()
@@ -143,20 +128,9 @@ def _work(connection: Connection, place: Place, threads: int) -> None:
             connection.send(("moved", done, total))
 
         try:
-            execute(task, place, tick)
+            connection.send(("ended", attempt(task, place, tick)))
         except BrokenPipeError:
             return
-        except Exception as error:
-            connection.send(("failed", explain(error)))
-        else:
-            connection.send(("finished",))
-        _release_memory(place)
-
-
-def _release_memory(place: Place) -> None:
-    """Release cached GPU memory after a task, so that other workers on the same GPU can use it."""
-    import torch
-
-    if place.device.startswith("cuda"):
-        gc.collect()
-        torch.cuda.empty_cache()
+        if place.device.startswith("cuda"):  # cached memory is for other workers on the same GPU
+            gc.collect()
+            torch.cuda.empty_cache()

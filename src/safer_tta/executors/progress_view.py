@@ -1,18 +1,14 @@
 """Show what is done, running and left while a plan is carried out, and how long the rest will take."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections import deque
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any, Self
 
+from .._internal.progress import QUIET_SECONDS
 from ..bench.tasks import Place, Task, left
 from . import Event
-
-QUIET_SECONDS = 15.0
 
 
 class ProgressView:
@@ -39,11 +35,9 @@ class ProgressView:
             self.screen.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self.screen is not None:
-            self.screen.__exit__(kind, error, trace)
+            self.screen.__exit__(*error)
 
     def __call__(self, event: Event) -> None:
         task = event.task
@@ -85,10 +79,10 @@ class ProgressView:
 
     def _show(self) -> None:
         if self.screen is not None:
-            lines = [self.summary()]
-            for task, done, total in self.running.values():
-                lines.append(f"  {task.label}" + (f": {done}/{total}" if total else ""))
-            self.screen.update("\n".join([*lines, *self.latest]))
+            running = (
+                f"  {t.label}" + (f": {done}/{total}" if total else "") for t, done, total in self.running.values()
+            )
+            self.screen.update("\n".join([self.summary(), *running, *self.latest]))
         elif time.monotonic() - self.printed >= QUIET_SECONDS:
             self.printed = time.monotonic()
             self._print(self.summary())

@@ -1,14 +1,13 @@
 """Execute tasks on a Ray cluster (extra `[ray]`). The store must be in a folder that every node can reach."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any
 
-from ..bench.tasks import Place, Task, execute
+import torch
+
+from ..bench.tasks import Place, Task, attempt
 from ..errors import MissingPackageError
-from ..extensions import explain
 from . import ATTEMPTS, Event, Schedule
 
 
@@ -20,15 +19,7 @@ def carry_out(
     threads: int | None = None,
     address: str | None = None,
 ) -> None:
-    """Execute every task of a schedule.
-
-    Args:
-        schedule: The tasks.
-        place: Where they read and write.
-        workers: How many workers are started here, if no address is given.
-        threads: Threads of each worker.
-        address: The address of a running cluster.
-    """
+    """Execute every task of a schedule, on the cluster at an address or else with workers that are started here."""
     try:
         import ray
     except ImportError as error:
@@ -69,19 +60,9 @@ def _finish(schedule: Schedule, task: Task, reference: Any, ray: Any) -> None:
         why = ray.get(reference)
     except ray.exceptions.RayError as error:
         why = f"its worker died: {error}"
-    if why is None:
-        schedule.finish(task)
-    else:
-        schedule.fail(task, why)
+    schedule.end(task, why)
 
 
 def _work(task: Task, place: Place, threads: int) -> str | None:
-    """Execute a task; return what went wrong, or None."""
-    import torch
-
     torch.set_num_threads(threads)
-    try:
-        execute(task, place)
-    except Exception as error:
-        return explain(error)
-    return None
+    return attempt(task, place)

@@ -5,8 +5,6 @@ spread over all classes while it forgets every one of them. Comparing its answer
 gave before it had learnt anything shows the drift.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -4,8 +4,6 @@ guarded = Guard(safer_tta.adapt(model), policy="rollback")
 prediction = guarded(images)        # as the method itself; prediction.report.health has the counters
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import logging
@@ -22,9 +20,9 @@ from torch import Tensor
 
 from .._internal.checks import count, one_of, positive, share
 from .._internal.locking import exclusive
+from .._internal.temporary import temporarily
 from ..errors import InvalidTypeError
-from ..methods import Method, Snapshot
-from ..models.temporary import temporarily
+from ..methods import Evaluation, Method, Snapshot, evaluate
 from ..pooling import entropy
 from ..predictors import Prediction
 from .anchor import Anchor
@@ -189,6 +187,10 @@ class Guard:
         """Continue from a state; one that does not fit is refused and changes nothing."""
         self.method.load_state_dict(snapshot)
         self._start_over()
+
+    def evaluate(self, loader: Iterable[tuple[Tensor, Tensor]]) -> Evaluation:
+        """Adapt over batches of (images, labels), and return the accuracy of the answers."""
+        return evaluate(self, loader)
 
     def stream(self, batches: Iterable[Any], *, prefetch: bool = False) -> Iterator[Prediction]:
         """Adapt over many batches. `prefetch` changes nothing: every answer is checked before the next batch."""

@@ -4,8 +4,6 @@ Schneider et al., "Improving robustness against common corruptions by covariate 
 Nado et al., "Evaluating prediction-time batch normalization for robustness under covariate shift", 2020.
 """
 
-from __future__ import annotations
-
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 

@@ -7,8 +7,6 @@ is put back to its source value with probability 0.01. All parameters learn, wit
 teacher's.
 """
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 from collections.abc import Sequence

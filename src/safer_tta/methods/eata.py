@@ -6,8 +6,6 @@ Objective: mean over the kept of exp(0.4 ln K - H) · H, plus, once `fit_source`
 penalty 2000 · Σ F (θ - θ_source)². Scale and shift of the norms learn, with batch statistics.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Any
 

@@ -8,8 +8,6 @@ On a predictor with views of its own (SAFER), each of MEMO's copies is seen thro
 product of both costs.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 

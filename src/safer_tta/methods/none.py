@@ -1,7 +1,5 @@
 """No adaptation: the source model in eval mode (the paper's ERM row; with mean-pooled views, Static TTE)."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from ..predictors import Draw

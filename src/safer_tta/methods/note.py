@@ -8,8 +8,6 @@ in which the running ones would put them. A prediction-balanced reservoir of 64 
 The paper trains with this normalisation from the start; here it replaces batch norm at test time.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

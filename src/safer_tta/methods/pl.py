@@ -5,8 +5,6 @@ Objective: cross-entropy to the argmax, over the images whose highest probabilit
 learn, batch-norm layers are in train mode. A batch without a confident image teaches nothing.
 """
 
-from __future__ import annotations
-
 import torch.nn.functional as F
 from torch import Tensor
 

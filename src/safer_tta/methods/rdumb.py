@@ -4,8 +4,6 @@ Press et al., "RDumb: A simple approach that questions our progress in continual
 Without EATA's Fisher penalty, and put back to the source model every 1,000 batches.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

@@ -7,8 +7,6 @@ strongly augmented memory images, the teacher's answers on the plain ones, young
 follows (0.999). Answers are the teacher's.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -6,8 +6,6 @@ that are no longer certain at the perturbed weights; SGD with momentum. If the r
 below 0.2, the model has collapsed and is restored.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer

@@ -5,8 +5,6 @@ adaptation", ICML 2020; its information-maximisation part, online.
 Objective: mean H(p) - H(mean p). The featurizer learns, the head stays; batch-norm layers in train mode.
 """
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from ..models.norm import use_train_mode

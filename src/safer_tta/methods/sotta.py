@@ -6,8 +6,6 @@ High-confidence uniform-class memory of 64 images (probability above 0.99); ever
 answers are given with them.
 """
 
-from __future__ import annotations
-
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 

@@ -4,8 +4,6 @@ Iwasawa and Matsuo, "Test-time classifier adjustment module for model-agnostic d
 Prediction: z · (unit-norm prototypes), with the batch at hand among the supports. The model is in eval mode.
 """
 
-from __future__ import annotations
-
 import torch.nn.functional as F
 from torch import Tensor
 

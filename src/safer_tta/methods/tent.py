@@ -4,8 +4,6 @@ Wang et al., "Tent: Fully test-time adaptation by entropy minimization", ICLR 20
 Objective: mean over the batch of H(p) = -Σ_k p_k log p_k. Batch statistics; the running ones are dropped.
 """
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from ..models.norm import use_batch_statistics

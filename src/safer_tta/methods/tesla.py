@@ -13,8 +13,6 @@ On a predictor with views of its own (SAFER), each of TeSLA's views is seen thro
 both costs.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 

@@ -10,8 +10,6 @@ has weight 0 in the experiments.
 feature and prototype are scaled by their l1 norms.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 import torch.nn.functional as F

@@ -1,7 +1,5 @@
 """Any image classifier as features and a linear head, without a change to its code."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -11,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from .._internal import checks
+from .._internal.temporary import temporarily
 from ..errors import InvalidTypeError, InvalidValueError, SaferError, UnknownNameError
 from . import norm as norms_of
-from .temporary import temporarily
 from .trunk import Trunk
 
 Statistics = float | Sequence[float]

@@ -4,8 +4,6 @@ A batch norm in *eval* mode uses the statistics of source training. In *train* m
 batch still moves the running ones. Without running statistics it uses those of the batch in both modes.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
@@ -18,8 +16,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from .._internal.registry import Registry
+from .._internal.temporary import temporarily
 from ..errors import InvalidValueError
-from .temporary import temporarily
 
 
 class MedBN(nn.Module):

@@ -4,8 +4,6 @@
 torchvision has it on the 3×3 convolution.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch.nn.functional as F

@@ -1,7 +1,5 @@
 """A model without its last layer: its features without hooks, so that it compiles as a whole."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from typing import Any

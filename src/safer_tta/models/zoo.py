@@ -1,7 +1,5 @@
 """Models by name, with weights from a local safetensors file."""
 
-from __future__ import annotations
-
 import functools
 import logging
 import os

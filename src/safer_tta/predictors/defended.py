@@ -3,8 +3,6 @@
 JPEG at quality 50, a low-pass that keeps half the spectrum, a slight Gaussian blur; each on every batch.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Refuse what is not a batch of images in [0,1], and say how to make it one."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

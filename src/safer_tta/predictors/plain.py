@@ -1,7 +1,5 @@
 """The model as it is: one image, one view."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from ..views import Draw

@@ -1,7 +1,5 @@
 """Predictors by name. A predictor is one file in this folder with one decorator; it is known because it is there."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

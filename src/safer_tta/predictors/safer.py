@@ -3,8 +3,6 @@
 images → views (V,B,3,H,W) → one forward pass → reliability → weights → mixing → Σ w_v p_v
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

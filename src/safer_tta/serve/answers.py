@@ -1,7 +1,5 @@
 """The answer to a batch, as the API gives it."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from dataclasses import dataclass

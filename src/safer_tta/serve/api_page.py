@@ -1,13 +1,10 @@
 """The API page: /openapi.json as plain HTML that loads nothing from other sites."""
 
-from __future__ import annotations
-
 from html import escape
 from typing import Any
 
 
 def render(schema: dict[str, Any]) -> str:
-    """Return the page."""
     rows = []
     for path, operations in schema["paths"].items():
         for verb, operation in operations.items():

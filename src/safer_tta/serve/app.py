@@ -1,7 +1,5 @@
 """The addresses of the service: who may use them, what they take and what they answer."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re
@@ -86,6 +84,9 @@ async def _owner(request: Request, _: Annotated[Any, Security(HTTPBearer(auto_er
 
 owner = Depends(_owner)
 StreamName = Annotated[str, Path(pattern=NAME)]
+BatchNumber = Annotated[int, Path(ge=1, le=2**53)]
+IdempotencyKey = Annotated[str | None, Header(max_length=128)]
+Last = Annotated[int, Query(ge=1, le=KEPT)]
 
 
 def _add_public(app: FastAPI, engine: Engine) -> None:
@@ -190,10 +191,7 @@ def _add_batches(app: FastAPI, engine: Engine) -> None:
 
     @app.post("/v1/streams/{name}/batches", openapi_extra=body, **_returns(schemas.Answer))
     async def send_batch(
-        name: StreamName,
-        request: Request,
-        idempotency_key: Annotated[str | None, Header(max_length=128)] = None,
-        who: str = owner,
+        name: StreamName, request: Request, idempotency_key: IdempotencyKey = None, who: str = owner
     ) -> Response:
         if idempotency_key is not None and not KEY.fullmatch(idempotency_key):
             raise Refused(422, "the Idempotency-Key is invalid; expected 1 to 128 printable characters without spaces")
@@ -204,9 +202,7 @@ def _add_batches(app: FastAPI, engine: Engine) -> None:
         return JSONResponse(answer, headers={"Idempotent-Replay": "true"} if before else None)
 
     @app.get("/v1/streams/{name}/batches", **_returns(schemas.Reports))
-    async def list_batches(
-        name: StreamName, last: Annotated[int, Query(ge=1, le=KEPT)] = 100, who: str = owner
-    ) -> Response:
+    async def list_batches(name: StreamName, last: Last = 100, who: str = owner) -> Response:
         await _check_exists(engine, who, name)
         return JSONResponse({"reports": await run_in_threadpool(engine.journal.reports, f"{who}/{name}", last)})
 
@@ -220,9 +216,7 @@ def _add_batches(app: FastAPI, engine: Engine) -> None:
 
 def _add_labels(app: FastAPI, engine: Engine) -> None:
     @app.put("/v1/streams/{name}/batches/{number}/labels", **_returns(schemas.Report))
-    async def label_batch(
-        name: StreamName, number: Annotated[int, Path(ge=1, le=2**53)], given: Labels, who: str = owner
-    ) -> Response:
+    async def label_batch(name: StreamName, number: BatchNumber, given: Labels, who: str = owner) -> Response:
         await _check_exists(engine, who, name)
         largest, classes = max(given.labels), len(engine.served.classes)
         if largest >= classes:
@@ -260,12 +254,10 @@ async def _feed(queue: asyncio.Queue[Json | None], stop: Callable[[], None], req
 
 
 def _handle_errors(app: FastAPI) -> None:
-    @app.exception_handler(Refused)
-    async def refused(_: Request, error: Refused) -> JSONResponse:
-        return error_response(error.status, error.message, error.retry_after)
-
     @app.exception_handler(HTTPException)
-    async def http(_: Request, error: HTTPException) -> JSONResponse:
+    async def refused(_: Request, error: HTTPException) -> JSONResponse:
+        if isinstance(error, Refused):
+            return error_response(error.status, error.message, error.retry_after)
         return error_response(error.status_code, str(error.detail).lower())
 
     @app.exception_handler(RequestValidationError)

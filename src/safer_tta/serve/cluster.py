@@ -4,19 +4,17 @@ A shard is the whole service of one process, in a folder of its own. The front l
 passes it to the shard that their hash gives; it decodes nothing and keeps nothing.
 """
 
-from __future__ import annotations
-
 import dataclasses
-import hashlib
 import json
 import re
 import secrets
-from typing import Any
+from typing import Any, cast
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from .._internal.checks import count
+from .._internal.hashing import hash_bytes
 from .limits import Refused
 from .middleware import error_response
 from .server import Service
@@ -31,8 +29,7 @@ DROPPED = {b"content-length", b"transfer-encoding", b"connection"}  # set again 
 
 def shard_of(owner: str, stream: str, shards: int) -> int:
     """Return the number of a stream's shard; the same on every machine and in every version."""
-    digest = hashlib.blake2b(f"{owner}/{stream}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") % shards
+    return int.from_bytes(hash_bytes([f"{owner}/{stream}".encode()], size=8), "big") % shards
 
 
 class Shard:
@@ -47,7 +44,6 @@ class Shard:
         self.client = httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://shard", timeout=None)
 
     async def handle(self, request: Whole) -> Answer:
-        """Answer a request."""
         verb, address, headers, body = request
         answer = await self.client.request(verb, address, headers=headers, content=body)
         kept = [(name, value) for name, value in answer.headers.raw if name.lower() not in DROPPED]
@@ -85,8 +81,7 @@ class Front:
         headers = [(name, value) for name, value in request.headers.raw if name not in DROPPED]
         if body and "content-type" not in request.headers:
             headers.append((b"content-type", b"application/json"))
-        answer: Answer = await self.shards[shard].handle.remote((request.method, address, headers, body))
-        return answer
+        return cast(Answer, await self.shards[shard].handle.remote((request.method, address, headers, body)))
 
     async def _body(self, request: Request) -> bytes:
         parts, size = [], 0
@@ -126,9 +121,8 @@ def _merge(answers: list[Answer], how: tuple[str, str, bool]) -> Response:
         if answer[0] != 200:
             return _respond(answer)
     rows = [row for answer in answers for row in json.loads(answer[2])[field]]
-    status, headers, _ = answers[0]
     body = json.dumps({field: sorted(rows, key=lambda row: row[key], reverse=newest_first)}).encode()
-    return _respond((status, headers, body))
+    return _respond((*answers[0][:2], body))
 
 
 def deployment(service: Service, tokens: Tokens, shards: int) -> Any:

@@ -4,8 +4,6 @@ A stream's state goes in before its batch and comes out after it, and is on disk
 with the method waits in one queue of limited length.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import queue
@@ -50,29 +48,21 @@ class Engine:
     """
 
     def __init__(
-        self,
-        method: Method,
-        served: Served,
-        journal: Journal,
-        *,
-        limits: Limits,
-        metrics: Metrics,
-        seed: int | None = None,
-        seconds: float | None = None,
+        self, method: Method, served: Served, journal: Journal, limits: Limits, seed: int | None, seconds: float | None
     ) -> None:
         # No anchor images: they would take more room than everything else of a stream.
         self.guard = Guard(method, least_agreement=0, seconds=seconds)
         self.method, self.served, self.journal = method, served, journal
-        self.limits, self.metrics, self.seed = limits, metrics, seed
+        self.limits, self.metrics, self.seed = limits, Metrics(), seed
         self.state_bytes = adapted_bytes(method)
         self._fresh = method.state_dict()
         self._hot: OrderedDict[str, Stream] = OrderedDict()
         self._resident = ""  # the stream whose state is in the method
         self._jobs: queue.Queue[Job | None] = queue.Queue(limits.queue)
-        metrics.queue.set_function(self._jobs.qsize)
+        self.metrics.queue.set_function(self._jobs.qsize)
         self._waiting: Counter[str] = Counter()
         self._bytes: dict[str, int] = {}  # of each hot stream
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._listeners: dict[str, set[Listener]] = {}
         self._pace = 0.1  # seconds that a job takes, from which the time in Retry-After follows
         self.running = True
@@ -82,28 +72,25 @@ class Engine:
     # --- from any thread ----------------------------------------------------------------------------------------
 
     def submit(self, stream: str, work: Callable[[], Any]) -> Future[Any]:
-        """Put work for a stream into the queue, or refuse it."""
         future: Future[Any] = Future()
         with self._lock:
-            self._check_room(stream)
+            self.check_room(stream)
             self._jobs.put_nowait(Job(stream, work, future))
             self._waiting[stream] += 1
         return future
 
     def check_room(self, stream: str) -> None:
-        """Refuse early, before a body is read and decoded in vain."""
+        """Refuse more work; asked early too, before a body is read and decoded in vain."""
         with self._lock:
-            self._check_room(stream)
-
-    def _check_room(self, stream: str) -> None:
-        if not self.running:
-            raise _refuse_stopped()
-        if self._waiting[stream] >= self.limits.stream_queue:
-            raise self._refuse("too many batches of this stream are waiting already")
-        if sum(n for name, n in self._waiting.items() if _owner(name) == _owner(stream)) >= self.limits.owner_queue:
-            raise self._refuse("too many batches of this owner are waiting already")
-        if self._jobs.full():
-            raise self._refuse("the queue of the service is full")
+            if not self.running:
+                raise _refuse_stopped()
+            if self._waiting[stream] >= self.limits.stream_queue:
+                raise self._refuse("too many batches of this stream are waiting already")
+            owned = sum(n for name, n in self._waiting.items() if _owner(name) == _owner(stream))
+            if owned >= self.limits.owner_queue:
+                raise self._refuse("too many batches of this owner are waiting already")
+            if self._jobs.full():
+                raise self._refuse("the queue of the service is full")
 
     def batch(self, stream: str, images: Pictures, key: str | None, content: str) -> Future[tuple[Json, bool]]:
         """Return (answer, whether it had been given before); a batch is applied once per key. content: its hash."""

@@ -1,7 +1,5 @@
 """Images as they arrive. What their headers claim is checked before anything large is decoded."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import warnings
@@ -25,10 +23,9 @@ def from_files(files: Sequence[bytes], side: int, limits: Limits) -> Pictures:
     """Decode image files and resize them to the model's side. All sizes are checked before the first is decoded."""
     _check_count(len(files), limits)
     pixels = sum(_count_pixels(content, number, limits) for number, content in enumerate(files))
-    if pixels > limits.batch_pixels:
-        raise Refused(
-            413, f"the batch has {pixels} pixels; expected at most {limits.batch_pixels}. Send several batches"
-        )
+    most = limits.batch_pixels
+    if pixels > most:
+        raise Refused(413, f"the batch has {pixels} pixels; expected at most {most}. Send several batches")
     return np.stack([_decode(content, number, side) for number, content in enumerate(files)])
 
 
@@ -36,9 +33,8 @@ def _count_pixels(content: bytes, number: int, limits: Limits) -> int:
     with _open(content, number) as image:
         pixels = int(image.width * image.height)
         if pixels > limits.pixels:
-            raise Refused(
-                413, f"image {number} has {image.width}×{image.height} pixels; expected at most {limits.pixels}"
-            )
+            found = f"{image.width}×{image.height} pixels"
+            raise Refused(413, f"image {number} has {found}; expected at most {limits.pixels}")
         return pixels
 
 
@@ -61,31 +57,28 @@ def _open(content: bytes, number: int) -> Iterator[Any]:
     except Image.DecompressionBombError as error:
         raise Refused(413, f"image {number} has too many pixels; send a smaller one") from error
     except Exception as error:  # Pillow's decoders raise errors of many kinds
-        raise Refused(
-            422, f"image {number} cannot be decoded; expected a complete {', '.join(FORMATS)} file"
-        ) from error
+        expected = f"a complete {', '.join(FORMATS)} file"
+        raise Refused(422, f"image {number} cannot be decoded; expected {expected}") from error
 
 
 def from_array(content: bytes, side: int, limits: Limits) -> Pictures:
     """Read a NumPy array file of bytes. Its header is checked before the pixels are read."""
     file = io.BytesIO(content)
+    layouts = f"(B,{side},{side},3) or (B,3,{side},{side})"
     try:
         version = np.lib.format.read_magic(file)
         reader: Any = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
         shape, fortran, dtype = reader[version](file)
     except Exception as error:
-        raise Refused(
-            422, "the body is not a NumPy array file; expected what numpy.save writes for a uint8 array"
-        ) from error
+        problem = "the body is not a NumPy array file"
+        raise Refused(422, f"{problem}; expected what numpy.save writes for a uint8 array") from error
     if not all(type(length) is int and 0 <= length < 2**31 for length in shape):
         raise Refused(422, "the array's header has an impossible shape; expected what numpy.save writes")
     if dtype != np.uint8 or len(shape) != 4:
-        raise Refused(
-            422, f"the array is {dtype} of shape {shape}; expected uint8 (B,{side},{side},3) or (B,3,{side},{side})"
-        )
+        raise Refused(422, f"the array is {dtype} of shape {shape}; expected uint8 {layouts}")
     _check_count(shape[0], limits)
     if tuple(shape[1:]) not in ((side, side, 3), (3, side, side)):
-        raise Refused(422, f"the array has shape {shape}; expected (B,{side},{side},3) or (B,3,{side},{side})")
+        raise Refused(422, f"the array has shape {shape}; expected {layouts}")
     size = int(np.prod(shape))
     if len(content) - file.tell() != size:
         raise Refused(422, f"the array holds {len(content) - file.tell()} bytes; its header says {size}")

@@ -4,20 +4,19 @@ A batch is one transaction: the new state, the guard's memory and the answer are
 answer is sent afterwards. So everything that a client has seen is on disk, and a batch on disk is not applied again.
 """
 
-from __future__ import annotations
-
 import json
 import sqlite3
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from .._internal import safetensors_io
+from ..data.store import locked
 from ..errors import JournalError
 from ..guards import Memory
 from ..methods import Snapshot
@@ -78,7 +77,11 @@ class Journal:
 
     def __init__(self, folder: Path, version: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self._lock = _lock(folder)
+        self._lock = ExitStack()  # two services on one folder would overwrite each other's streams
+        try:
+            self._lock.enter_context(locked(folder / "lock", wait=False))
+        except BlockingIOError:
+            raise JournalError(f"{folder} is in use by another service; stop it, or give another folder") from None
         self.path = folder / "streams.sqlite"
         self._local = _Local()
         try:
@@ -96,22 +99,17 @@ class Journal:
                 if found is None:
                     database.execute("insert into meta values ('version', ?)", [version])
         except sqlite3.DatabaseError as error:
-            raise JournalError(
-                f"{self.path} is damaged, or not a journal of this service ({error}). Give another folder"
-            ) from error
+            problem = f"{self.path} is damaged, or not a journal of this service ({error})"
+            raise JournalError(f"{problem}. Give another folder") from error
         if found is not None and found[0] != version:
-            raise JournalError(
-                f"{folder} holds streams of another model or method (version {found[0]}, here {version}). Serve that "
-                "model and method, or give another folder"
-            )
+            problem = f"{folder} holds streams of another model or method (version {found[0]}, here {version})"
+            raise JournalError(f"{problem}. Serve that model and method, or give another folder")
 
     def close(self) -> None:
-        """Release the folder."""
         if self._local.connection is not None:
             self._local.connection.close()
             self._local.connection = None
-        if self._lock is not None:
-            self._lock.close()
+        self._lock.close()
 
     @property
     def _database(self) -> sqlite3.Connection:
@@ -138,10 +136,8 @@ class Journal:
 
     def create(self, stream: Stream) -> None:
         with self._transaction() as database:
-            database.execute(
-                "insert into streams values (?, ?, ?, ?, ?, 0, 0, 0, 0, 0, ?, ?)",
-                [stream.id, stream.owner, stream.name, stream.created, stream.last, *_pack(stream)],
-            )
+            row = [stream.id, stream.owner, stream.name, stream.created, stream.last, *_pack(stream)]
+            database.execute("insert into streams values (?, ?, ?, ?, ?, 0, 0, 0, 0, 0, ?, ?)", row)
             _audit(database, stream.owner, stream.name, "created")
 
     def load(self, identity: str) -> Stream | None:
@@ -156,8 +152,7 @@ class Journal:
         }
         packed = json.loads(guard)
         state, memory = _unpack(packed, blob, kept)
-        seed = packed["seed"]
-        return Stream(owner, name, created, last, state, seed, memory, batches, images, bool(frozen), kept)
+        return Stream(owner, name, created, last, state, packed["seed"], memory, batches, images, bool(frozen), kept)
 
     def exists(self, identity: str) -> bool:
         return self._database.execute("select 1 from streams where id = ?", [identity]).fetchone() is not None
@@ -200,10 +195,9 @@ class Journal:
         """Write an answered batch, with everything that it changed."""
         with self._transaction() as database:
             self._store(database, stream)
-            database.execute(
-                "insert into answers values (?, ?, ?, ?, ?, ?, null)",
-                [stream.id, stream.batches, key, content, _to_text(answer), _to_text(answer["report"])],
-            )
+            texts = [json.dumps(part, allow_nan=False) for part in (answer, answer["report"])]
+            row = [stream.id, stream.batches, key, content, *texts]
+            database.execute("insert into answers values (?, ?, ?, ?, ?, ?, null)", row)
             database.execute("delete from answers where stream = ? and number <= ?", [stream.id, stream.batches - KEPT])
 
     def change(self, stream: Stream, what: str) -> None:
@@ -214,25 +208,20 @@ class Journal:
 
     def answer(self, identity: str, key: str) -> tuple[Json, str] | None:
         """Return the answer once given to a key, and a hash of its images."""
-        row = self._database.execute(
-            "select answer, content from answers where stream = ? and key = ?", [identity, key]
-        )
-        found = row.fetchone()
+        query = "select answer, content from answers where stream = ? and key = ?"
+        found = self._database.execute(query, [identity, key]).fetchone()
         return None if found is None else (json.loads(found[0]), found[1])
 
     def reports(self, identity: str, last: int) -> list[Json]:
         """Return the reports of the last batches, oldest first."""
-        rows = self._database.execute(
-            "select report from answers where stream = ? order by number desc limit ?", [identity, last]
-        )
-        return [json.loads(row[0]) for row in rows][::-1]
+        query = "select report from answers where stream = ? order by number desc limit ?"
+        return [json.loads(row[0]) for row in self._database.execute(query, [identity, last])][::-1]
 
     def label(self, identity: str, number: int, labels: list[int]) -> Json | str | None:
         """Score a batch and return its report, what is wrong with the labels, or None if the batch is not kept."""
         with self._transaction() as database:
-            row = database.execute(
-                "select answer, report, right from answers where stream = ? and number = ?", [identity, number]
-            ).fetchone()
+            query = "select answer, report, right from answers where stream = ? and number = ?"
+            row = database.execute(query, [identity, number]).fetchone()
             if row is None:
                 return None
             given, report = json.loads(row[0])["labels"], json.loads(row[1])
@@ -240,22 +229,18 @@ class Journal:
                 return f"{len(labels)} labels came for a batch of {len(given)} images"
             right = sum(a == b for a, b in zip(given, labels, strict=True))
             report["accuracy"] = 100 * right / len(labels)
-            database.execute(
-                "update answers set right = ?, report = ? where stream = ? and number = ?",
-                [right, json.dumps(report), identity, number],
-            )
-            again = row[2] is not None  # labels given a second time replace the first
-            database.execute(
-                "update streams set right = right + ?, labelled = labelled + ? where id = ?",
-                [right - (row[2] if again else 0), 0 if again else len(labels), identity],
-            )
+            query = "update answers set right = ?, report = ? where stream = ? and number = ?"
+            database.execute(query, [right, json.dumps(report), identity, number])
+            # Labels given a second time replace the first.
+            more = (right, len(labels)) if row[2] is None else (right - row[2], 0)
+            query = "update streams set right = right + ?, labelled = labelled + ? where id = ?"
+            database.execute(query, [*more, identity])
             return dict(report)
 
     def audit(self, owner: str, last: int = 100) -> list[Json]:
         """Return an owner's last events, newest first."""
-        rows = self._database.execute(
-            "select time, owner, stream, what from audit where owner = ? order by id desc limit ?", [owner, last]
-        )
+        query = "select time, owner, stream, what from audit where owner = ? order by id desc limit ?"
+        rows = self._database.execute(query, [owner, last])
         return [dict(zip(("time", "owner", "stream", "what"), row, strict=True)) for row in rows]
 
     def _store(self, database: sqlite3.Connection, stream: Stream) -> None:
@@ -276,33 +261,11 @@ class Journal:
         )
 
 
-def _to_text(content: Json) -> str:
-    return json.dumps(content, allow_nan=False)
-
-
 def _audit(database: sqlite3.Connection, owner: str, stream: str, what: str) -> None:
-    database.execute(
-        "insert into audit (time, owner, stream, what) values (?, ?, ?, ?)", [time.time(), owner, stream, what]
-    )
-    database.execute(
-        "delete from audit where owner = ? and id <= (select max(id) from audit where owner = ?) - ?",
-        [owner, owner, AUDITED],
-    )
-
-
-def _lock(folder: Path) -> IO[bytes] | None:
-    """Lock the folder until the process ends: two services on it would overwrite each other's streams."""
-    try:
-        import fcntl
-    except ImportError:  # not a Unix
-        return None
-    file = open(folder / "lock", "wb")  # noqa: SIM115 - it stays open while the service runs
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        file.close()
-        raise JournalError(f"{folder} is in use by another service; stop it, or give another folder") from None
-    return file
+    event = [time.time(), owner, stream, what]
+    database.execute("insert into audit (time, owner, stream, what) values (?, ?, ?, ?)", event)
+    old = "delete from audit where owner = ? and id <= (select max(id) from audit where owner = ?) - ?"
+    database.execute(old, [owner, owner, AUDITED])
 
 
 def _read_counters(guard: str) -> Json:

@@ -1,7 +1,5 @@
 """How much work a service accepts."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable
@@ -57,7 +55,6 @@ class RateLimit:
             left = min(full, left + (now - when) * self.per_second)
             if left < 1:
                 wait = (1 - left) / self.per_second
-                raise Refused(
-                    429, f"more than {self.per_second:g} requests a second; try again later", retry_after=wait
-                )
+                problem = f"more than {self.per_second:g} requests a second"
+                raise Refused(429, f"{problem}; try again later", retry_after=wait)
             self._buckets[owner] = (left - 1, now)

@@ -1,7 +1,5 @@
 """Access control before anything of a request is read, and security headers on every response."""
 
-from __future__ import annotations
-
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders

@@ -1,7 +1,5 @@
 """What the API answers, for the OpenAPI page."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict

@@ -1,7 +1,5 @@
 """A service made from a model file and some choices; it runs until it is told to stop."""
 
-from __future__ import annotations
-
 import contextlib
 import ipaddress
 import signal
@@ -9,7 +7,9 @@ import socket
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import uvicorn
 
 from .. import api, extensions, predictors
 from .._internal.checks import share
@@ -24,11 +24,7 @@ from .app import create_app
 from .engine import Engine, check_memory
 from .journal import Journal
 from .limits import Limits
-from .metrics import Metrics
 from .tokens import Tokens
-
-if TYPE_CHECKING:
-    import uvicorn
 
 ABSTAIN = 0.5  # above which suspicion an image is more probably attacked than not
 
@@ -75,9 +71,7 @@ class Service:
             abstain=abstain,
         )
         journal = Journal(self.folder, served.version)
-        return Engine(
-            method, served, journal, limits=self.limits, metrics=Metrics(), seed=self.seed, seconds=self.seconds
-        )
+        return Engine(method, served, journal, limits=self.limits, seed=self.seed, seconds=self.seconds)
 
     @property
     def _predictor_name(self) -> str:
@@ -112,9 +106,8 @@ def check_address(host: str, tokens: Tokens) -> None:
     except ValueError:
         inside = False
     if not inside and not tokens:
-        raise InvalidValueError(
-            f"host {host} can be reached from other machines and no tokens are given; expected --tokens FILE"
-        )
+        problem = f"host {host} can be reached from other machines and no tokens are given"
+        raise InvalidValueError(f"{problem}; expected --tokens FILE")
 
 
 def serve(
@@ -126,8 +119,6 @@ def serve(
     ready: Callable[[str], object] = lambda address: None,
 ) -> None:
     """Answer requests until SIGTERM or Ctrl-C. `ready` is called with the URL once the service listens."""
-    import uvicorn
-
     tokens = tokens or Tokens()
     check_address(host, tokens)
     engine = service.engine()
@@ -136,30 +127,29 @@ def serve(
         timeout_graceful_shutdown=10, timeout_keep_alive=30, limit_concurrency=2048, http="h11",
         h11_max_incomplete_event_size=2**16,
     )  # fmt: skip
-    _make_server(config, engine, ready).run()
+    _Server(config, engine, ready).run()
 
 
-def _make_server(config: uvicorn.Config, engine: Engine, ready: Callable[[str], object]) -> uvicorn.Server:
-    import uvicorn
+class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config, engine: Engine, ready: Callable[[str], object]) -> None:
+        super().__init__(config)
+        self.engine, self.ready = engine, ready
 
-    class Server(uvicorn.Server):
-        @contextlib.contextmanager
-        def capture_signals(self) -> Iterator[None]:
-            """Stop without an error: unlike in uvicorn, the signal is not raised again at the end."""
-            before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
-            try:
-                yield
-            finally:
-                for number, handler in before.items():
-                    signal.signal(number, handler)
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Stop without an error: unlike in uvicorn, the signal is not raised again at the end."""
+        before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
-        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-            engine.refuse()  # first, so that no request waits for a batch that will not be started
-            await super().shutdown(sockets)
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self.engine.refuse()  # first, so that no request waits for a batch that will not be started
+        await super().shutdown(sockets)
 
-        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-            await super().startup(sockets)
-            if self.started:
-                ready(f"http://{config.host}:{self.servers[0].sockets[0].getsockname()[1]}")
-
-    return Server(config)
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self.ready(f"http://{self.config.host}:{self.servers[0].sockets[0].getsockname()[1]}")

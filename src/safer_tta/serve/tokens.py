@@ -20,19 +20,17 @@ class Tokens:
     """The tokens of all owners. Without any, all requests belong to one owner, which only a loopback address allows."""
 
     def __init__(self, tokens: dict[str, str] | None = None) -> None:
-        for owner, token in (tokens or {}).items():
+        tokens = tokens or {}
+        for owner, token in tokens.items():
             if not OWNER.fullmatch(owner):
-                raise InvalidValueError(
-                    f"owner {owner!r} is not a valid name; expected 1 to 64 letters, digits, '.', '_' or '-'"
-                )
+                expected = "expected 1 to 64 letters, digits, '.', '_' or '-'"
+                raise InvalidValueError(f"owner {owner!r} is not a valid name; {expected}")
             if not isinstance(token, str) or not TOKEN.fullmatch(token):
-                raise InvalidValueError(
-                    f"the token for {owner!r} is too short or contains spaces; "
-                    "expected at least 16 printable characters"
-                )
-        if len(set((tokens or {}).values())) < len(tokens or {}):
+                problem = f"the token for {owner!r} is too short or contains spaces"
+                raise InvalidValueError(f"{problem}; expected at least 16 printable characters")
+        if len(set(tokens.values())) < len(tokens):
             raise InvalidValueError("two owners have the same token; expected a different one for each")
-        self._hashes = {owner: _hash(token) for owner, token in (tokens or {}).items()}
+        self._hashes = {owner: _hash(token) for owner, token in tokens.items()}
 
     def __bool__(self) -> bool:
         return bool(self._hashes)
@@ -40,14 +38,13 @@ class Tokens:
     @classmethod
     def read(cls, path: str | Path) -> Tokens:
         """Read a JSON file {"owner": "token", …}."""
+        expected = 'expected JSON {"owner": "token"}'
         try:
             content = json.loads(Path(path).read_text())
         except (OSError, ValueError) as error:
-            raise InvalidValueError(
-                f'{path} cannot be read as tokens ({error}); expected JSON {{"owner": "token"}}'
-            ) from error
+            raise InvalidValueError(f"{path} cannot be read as tokens ({error}); {expected}") from error
         if not isinstance(content, dict) or not content:
-            raise InvalidValueError(f'{path} holds no tokens; expected JSON {{"owner": "token"}}')
+            raise InvalidValueError(f"{path} holds no tokens; {expected}")
         return cls(content)
 
     def owner(self, header: str | None) -> str:

@@ -1,9 +1,6 @@
 """The images of a request: read from its body, and decoded on threads of their own."""
 
-from __future__ import annotations
-
 import asyncio
-import hashlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -11,20 +8,14 @@ from typing import Any, TypeVar
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
+from .._internal.hashing import hash_bytes
 from .images import Pictures, from_array, from_files
 from .limits import Limits, Refused
 
 T = TypeVar("T")
-BODY: dict[str, Any] = {  # of a batch, for the API page
-    "multipart/form-data": {
-        "schema": {
-            "type": "object",
-            "properties": {"images": {"type": "array", "items": {"type": "string", "format": "binary"}}},
-            "required": ["images"],
-        }
-    },
-    "application/x-npy": {"schema": {"type": "string", "format": "binary"}},
-}
+FILE = {"type": "string", "format": "binary"}
+FORM = {"type": "object", "properties": {"images": {"type": "array", "items": FILE}}, "required": ["images"]}
+BODY = {"multipart/form-data": {"schema": FORM}, "application/x-npy": {"schema": FILE}}  # of a batch, for the API page
 
 
 class Decoder:
@@ -40,21 +31,17 @@ class Decoder:
         if kind == "application/x-npy":
             return await self.decode(from_array, await request.body())
         if kind != "multipart/form-data":
-            raise Refused(
-                415,
-                f"the type of the body is {kind or 'missing'}; expected multipart/form-data with images, or "
-                "application/x-npy",
-            )
+            expected = "expected multipart/form-data with images, or application/x-npy"
+            raise Refused(415, f"the type of the body is {kind or 'missing'}; {expected}")
         return await self.decode(from_files, await _read_files(request, self.limits))
 
     async def decode(self, decode: Callable[[T, int, Limits], Pictures], content: T) -> tuple[Pictures, str]:
-        """Return the decoded images, and a hash of them."""
         if self.busy >= self.limits.decoding:
             raise Refused(429, "too many batches are being decoded; try again in 1 s", retry_after=1)
 
         def work() -> tuple[Pictures, str]:
             images = decode(content, self.side, self.limits)
-            return images, hashlib.blake2b(images.tobytes(), digest_size=16).hexdigest()
+            return images, hash_bytes([images.tobytes()]).hex()
 
         self.busy += 1
         try:
@@ -64,15 +51,12 @@ class Decoder:
 
 
 async def _read_files(request: Request, limits: Limits) -> list[bytes]:
+    at_most: dict[str, Any] = {"max_files": limits.images + 1, "max_fields": 8, "max_part_size": 2**16}
     try:
-        parser = MultiPartParser(
-            request.headers, request.stream(), max_files=limits.images + 1, max_fields=8, max_part_size=2**16
-        )
-        form = await parser.parse()
+        form = await MultiPartParser(request.headers, request.stream(), **at_most).parse()
     except (MultiPartException, KeyError, UnicodeDecodeError) as error:
-        raise Refused(
-            422, f"the form cannot be read ({error}); expected parts named images, one for each file"
-        ) from None
+        expected = "expected parts named images, one for each file"
+        raise Refused(422, f"the form cannot be read ({error}); {expected}") from None
     try:
         parts = form.getlist("images")
         if any(isinstance(part, str) for part in parts):

@@ -1,10 +1,11 @@
 """Source models and the attacker's surrogate."""
 
-from .source import robust, source_recipe, train_source
+from .source import SHIPPED, robust, source_recipe, train_source
 from .surrogate import attacked_copies, surrogate_recipe, train_surrogate
 from .trainer import Recipe, load, train
 
 __all__ = [
+    "SHIPPED",
     "Recipe",
     "attacked_copies",
     "load",

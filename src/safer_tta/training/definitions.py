@@ -3,8 +3,6 @@
 A plan knows these before anything is trained, and a trained model's file holds them, so both name the same runs.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 from collections.abc import Iterable, Mapping
@@ -24,13 +22,7 @@ def hash_weights(weights: str) -> str:
 
 
 def describe_model(identity: str, domains: Iterable[str], recipe: Recipe) -> dict[str, Any]:
-    """Return the definition of a model that is trained on these domains of a dataset.
-
-    Args:
-        identity: The identity of the dataset.
-        domains: The names of the domains that the model sees.
-        recipe: How it is trained. Only what differs from a recipe's defaults is part of the definition.
-    """
+    """Return the definition of a model that is trained on these domains of the dataset with this identity."""
     described = changed_fields(recipe)
     if recipe.weights is not None:
         described["weights"] = hash_weights(recipe.weights)

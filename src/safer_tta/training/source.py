@@ -1,35 +1,24 @@
 """Source models: trained on every domain but the target (ERM), or on attacked images of them (Robust ERM)."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
+from pathlib import Path
 from typing import Any
 
 from ..attacks.pgd import check_threat
 from ..data import Dataset
 from ..errors import InvalidValueError
 from ..models import Classifier
-from .backbone import SHIPPED
 from .trainer import Recipe, train
+
+# A small residual network, pretrained on letters and digits by tools/pretrain_backbone.py.
+SHIPPED = Path(__file__).parent / "backbone.safetensors"
 
 
 def train_source(
     dataset: Dataset, target: str, recipe: Recipe, path: str | os.PathLike[str], **options: Any
 ) -> Classifier:
-    """Train on all domains of a dataset but the target.
-
-    Args:
-        dataset: The dataset.
-        target: The domain to leave out, or several, as in "cartoon+sketch".
-        recipe: How the model is trained.
-        path: The file to write, or to load if the model has been trained before.
-        **options: Further arguments of `train`.
-
-    Raises:
-        UnknownNameError: If the dataset has no such domain.
-        InvalidValueError: If `path` holds another model.
-    """
+    """Train on all domains of a dataset but the target, or but several, as in "cartoon+sketch"."""
     left_out = target.split("+")
     for name in left_out:
         dataset.domain(name)  # find a wrong name before the training
@@ -38,15 +27,7 @@ def train_source(
 
 
 def source_recipe(dataset: str, **changes: Any) -> Recipe:
-    """Return the settings for a dataset: the paper's, or a small pretrained network for the embedded data.
-
-    Args:
-        dataset: The name of the dataset.
-        **changes: Settings that differ, by the names of `Recipe`.
-
-    Raises:
-        InvalidValueError: If the architecture needs pretrained `weights` and none are given.
-    """
+    """Return the settings for a dataset: the paper's, or a small pretrained network for the embedded data."""
     embedded = {"architecture": "small", "steps": 300, "lr": 5e-4, "every": 50} if dataset == "synthetic" else {}
     settings = {**embedded, **changes}
     if "weights" not in settings:

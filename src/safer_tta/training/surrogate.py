@@ -3,8 +3,6 @@
 The attacker has labelled data like the target domain, of which training sees 80 %, and never sees the deployed model.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -47,24 +45,11 @@ def attacked_copies(
     attack: str = "pgd",
     threat: Mapping[str, Any] | None = None,
     seed: int = 0,
-    part: int = 64,
     **options: Any,
 ) -> NDArray[np.uint8]:
-    """Attack every image of a domain on the surrogate. The copies are made once and kept.
+    """Return attacked copies (N,3,H,W) of all images of a domain; they are made once on the surrogate and kept.
 
-    Args:
-        target: The domain.
-        surrogate: The attacker's own model.
-        store: Where the copies are kept.
-        source: A hash of the surrogate.
-        attack: A key of `safer_tta.attacks.ATTACKS` that is not live.
-        threat: The budget, as `full_threat` takes it.
-        seed: Decides every draw.
-        part: How many images are attacked and saved at once.
-        **options: Passed on to `ArrayStore.get`, such as `tick`.
-
-    Returns:
-        Images (N,3,H,W) of bytes.
+    `source` is a hash of the surrogate, `threat` is what `full_threat` takes, and `options` are those of `store.get`.
     """
     made = ATTACKS.find(attack)
     if made.live:
@@ -83,4 +68,4 @@ def attacked_copies(
         labels = torch.from_numpy(target.labels[first:last]).to(surrogate.device)
         return made.perturb(surrogate, images, labels, threat, generator(seed, "attack", first)).cpu().numpy()
 
-    return store.get(definition, len(target), make, part=part, **options)
+    return store.get(definition, len(target), make, **options)

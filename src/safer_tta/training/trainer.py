@@ -4,8 +4,6 @@ The randomness of step k depends only on (seed, k), so a killed training resumes
 with the same result.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os
@@ -29,7 +27,7 @@ from ..data import Domain
 from ..data.store import digest_file
 from ..errors import InvalidValueError
 from ..models import Classifier, zoo
-from .augment import augment
+from ..views.augment import crop_and_flip, jitter, sometimes_grey
 
 FORMAT = "safer-tta.model"
 SIDE = 224  # pixels, as in the paper
@@ -38,30 +36,16 @@ SAVING = 0.05  # the share of time for checkpoints, which are four times the siz
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """How a model is trained. The defaults are the paper's.
+    """How a model is trained. The defaults are the paper's."""
 
-    Attributes:
-        architecture: A name for `models.zoo.create`.
-        weights: The safetensors file that training starts from; None trains from scratch.
-        steps: The number of batches.
-        batch: Images per domain in a batch.
-        lr: The learning rate, which falls to a tenth at 70 % and again at 90 % of the steps.
-        every: How many steps lie between two validations.
-        seed: Decides everything random.
-        attack: Options of `pgd`, if training sees attacked images (Robust ERM).
-
-    Raises:
-        InvalidValueError: If a number is out of range.
-    """
-
-    architecture: str = "resnet18"
-    weights: str | None = None
-    steps: int = 5000
-    batch: int = 32
-    lr: float = 5e-5
-    every: int = 100
-    seed: int = 0
-    attack: dict[str, Any] | None = None
+    architecture: str = "resnet18"  # a name for `models.zoo.create`
+    weights: str | None = None  # the safetensors file that training starts from; None trains from scratch
+    steps: int = 5000  # batches
+    batch: int = 32  # images per domain in a batch
+    lr: float = 5e-5  # falls to a tenth at 70 % and again at 90 % of the steps
+    every: int = 100  # steps between two validations
+    seed: int = 0  # decides everything random
+    attack: dict[str, Any] | None = None  # options of `pgd`, if training sees attacked images (Robust ERM)
 
     def __post_init__(self) -> None:
         checks.count(steps=self.steps, batch=self.batch, every=self.every)
@@ -91,16 +75,7 @@ def train(
 ) -> Classifier:
     """Train on 80 % of the domains, keep the best model on the other 20 % and write it to a file; or load that file.
 
-    Args:
-        domains: The domains.
-        recipe: How the model is trained.
-        path: The file.
-        device: Where it is trained.
-        compile: Whether training passes are compiled, which takes a minute and pays for long trainings on a GPU.
-        tick: Called with the steps done, all steps, the loss and the accuracy.
-
-    Raises:
-        InvalidValueError: If the file holds a model of another training.
+    `compile` compiles the training passes, which takes a minute and pays for long trainings on a GPU.
     """
     path = Path(path)
     if path.exists():
@@ -111,13 +86,8 @@ def train(
 
 
 def load(path: str | os.PathLike[str]) -> Classifier:
-    """Load a trained model with its normalisation, in eval mode.
-
-    Raises:
-        InvalidValueError: If the file is not a model that this library trained.
-    """
-    metadata = _metadata(path)
-    name, classes = metadata["architecture"].partition(",")[0], json.loads(metadata["recipe"])["classes"]
+    """Load a trained model with its normalisation, in eval mode."""
+    name, classes = _metadata(path)["architecture"].partition(",")[0], recipe_of(path)["classes"]
     return Classifier(zoo.create(name, num_classes=len(classes), weights=path)).eval()
 
 
@@ -144,16 +114,13 @@ def _check_same(path: Path, asked: dict[str, Any]) -> None:
     differing = [key for key in asked["recipe"] if found.get("recipe", {}).get(key) != asked["recipe"][key]]
     differing += [key for key in ("domains", "classes") if found.get(key) != asked[key]]
     if differing:
-        raise InvalidValueError(
-            f"{path} holds a model of another training ({', '.join(differing)} differ). Remove it or write to another "
-            "file"
-        )
+        problem = f"{path} holds a model of another training ({', '.join(differing)} differ)"
+        raise InvalidValueError(f"{problem}. Remove it or write to another file")
 
 
 def recipe_of(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Return what a trained model was made from: recipe, domains, classes and its accuracy on validation."""
-    found: dict[str, Any] = json.loads(_metadata(path)["recipe"])
-    return found
+    return dict(json.loads(_metadata(path)["recipe"]))
 
 
 def side_for(path: str | os.PathLike[str], given: int | None = None) -> int:
@@ -181,6 +148,13 @@ def accuracy(model: Classifier, images: Tensor | NDArray[np.uint8], labels: Tens
         _, logits = model(pictures.to(model.device).float() / 255)
         right += int((logits.argmax(dim=1).cpu() == torch.as_tensor(labels[part])).sum())
     return 100 * right / max(1, len(labels))
+
+
+def augment(images: Tensor, randomness: torch.Generator) -> Tensor:
+    """Return images (B,3,H,W) in [0,1] as training sees them: cropped, flipped, with other colours, one in ten grey."""
+    images = crop_and_flip(images, randomness, smallest=0.7)
+    images = jitter(images, randomness, brightness=0.3, contrast=0.3, saturation=0.3, hue=0.3)
+    return sometimes_grey(images, randomness, chance=0.1)
 
 
 class _Training:
@@ -214,7 +188,7 @@ class _Training:
             done = step + 1
             if done % self.recipe.every == 0 or done == self.recipe.steps:
                 self._keep_best()
-                self._maybe_checkpoint(done)
+                self._checkpoint(done)
             if done % 10 == 0 or done == self.recipe.steps:
                 looked = {"accuracy": 100 * self.accuracy} if self.best else {}
                 tick(done, self.recipe.steps, loss=loss.item(), **looked)
@@ -271,18 +245,17 @@ class _Training:
     def _progress(self) -> Path:
         return self.path.with_name(self.path.name + ".progress")
 
-    def _maybe_checkpoint(self, step: int) -> None:
-        started = time.monotonic()
-        if started >= self.save_again:
-            self._checkpoint(step)
-            self.save_again = started + (time.monotonic() - started) / SAVING
-
     def _checkpoint(self, step: int) -> None:
+        """Write everything to resume from, unless checkpoints have taken their share of the time already."""
+        started = time.monotonic()
+        if started < self.save_again:
+            return
         tensors = {f"model.{n}": t for n, t in self.model.model.state_dict().items()}
         tensors |= {f"best.{n}": t for n, t in self.best.items()}
         tensors |= {f"adam.{n}": t for n, t in optimizers.tensors_of(self.optimizer).items()}
         position = {"step": step, "accuracy": self.accuracy, **self.definition}
         safetensors_io.write(self._progress, tensors, {"position": json.dumps(position)})
+        self.save_again = started + (time.monotonic() - started) / SAVING
 
     def _resume(self) -> int:
         """Return the step to resume from: 0, or that of the last checkpoint of this training."""
@@ -301,18 +274,16 @@ class _Training:
         return int(position["step"])
 
     def _write(self) -> None:
+        facts = {"accuracy": self.accuracy, "side": self.side, "origin": self.origin}
         metadata = {
             "format": FORMAT,
             "architecture": _architecture(self.recipe, self.model),
-            "recipe": json.dumps({**self.definition, **self._facts()}, sort_keys=True),
+            "recipe": json.dumps({**self.definition, **facts}, sort_keys=True),
         }
         if self.model.mean is not None and self.model.std is not None:
             for name, values in (("mean", self.model.mean), ("std", self.model.std)):
                 metadata[name] = ",".join(str(value) for value in values.flatten().tolist())
         safetensors_io.write(self.path, self.model.model.state_dict(), metadata)
-
-    def _facts(self) -> dict[str, Any]:
-        return {"accuracy": self.accuracy, "side": self.side, "origin": self.origin}
 
     def _take(self, domain: Domain, places: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         images = torch.from_numpy(np.ascontiguousarray(domain.images[places]))

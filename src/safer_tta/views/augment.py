@@ -4,8 +4,6 @@ They are not SAFER's operators: they interpolate between pixels and reflect at b
 pixel and fill with black.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -6,8 +6,6 @@ and masks are made of them there. Posterize and equalize are step functions, whi
 without gradients, attacks through the views would fail and robustness would be overstated.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -56,15 +54,7 @@ class Operator:
         out: Tensor | None = None,
         compile: bool = False,
     ) -> Tensor:
-        """Apply the operator.
-
-        Args:
-            images: (B,3,H,W), floats in [0,1].
-            values: One value for each image; None if the operator has no parameter.
-            generator: The source of noise.
-            out: Where to write the result, if no gradient is needed.
-            compile: Whether to compile the operator for this shape of batch.
-        """
+        """Apply the operator to images (B,3,H,W) in [0,1], with a value for each image unless it has no parameter."""
         self._check(images, values)
         dtype = torch.promote_types(images.dtype, torch.float32)
         arguments = []

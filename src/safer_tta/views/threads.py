@@ -4,8 +4,6 @@ Torch draws noise, equalises and transforms to frequencies on one core. With one
 used, and inside a thread operators use one core each.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import threading

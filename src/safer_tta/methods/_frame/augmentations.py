@@ -1,7 +1,5 @@
 """Augmentations that methods use themselves, as their papers have them; a draw holds the seed they start from."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

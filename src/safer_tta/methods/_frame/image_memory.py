@@ -3,8 +3,6 @@
 Its columns are in the method's declared state under `memory_*`, one row an image, so they are saved and reset with it.
 """
 
-from __future__ import annotations
-
 import contextlib
 
 import torch

@@ -1,7 +1,5 @@
 """Terms that several objectives share. They take logits, so that small probabilities keep their precision."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """The frame of every test-time adaptation method: validate → draw → forward → check → optimise → remember → commit."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import dataclasses
@@ -45,10 +43,6 @@ class Method:
     - `optimise()` takes one optimiser step by default; sharpness-aware methods call the closure twice.
     - `again()` is the loss of a second pass over the same views, if `optimise()` asks for one.
     - `commit()` runs after a healthy step only: averages, memories, restores. It may `learn()` a second time.
-
-    Args:
-        predictor: What is asked for predictions; its classifier is adapted in place.
-        **options: The method's own, as it declares them.
 
     Attributes:
         updates: Which parameters learn: "none", "norm" (scale and shift), "features" (all but the head) or "all".

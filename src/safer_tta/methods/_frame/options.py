@@ -4,8 +4,6 @@ class Tent(Method):
     lr: float = option(1e-3, positive)
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar, cast

@@ -1,7 +1,5 @@
 """Methods by name. A method is one file in `methods/` with one decorator; it is known because it is there."""
 
-from __future__ import annotations
-
 import inspect
 import re
 import sys

@@ -1,7 +1,5 @@
 """A sharpness-aware step (Foret et al., 2021): the gradient is taken at the worst point nearby."""
 
-from __future__ import annotations
-
 import torch
 from torch.optim import Optimizer
 

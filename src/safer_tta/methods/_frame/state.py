@@ -4,8 +4,6 @@ A state is a flat {name: tensor}: the adapted tensors of the classifier, the opt
 and the predictor, and the generator. It is a difference to the source model: for Tent, tens of kilobytes.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import os

@@ -4,8 +4,6 @@ It starts with the head's own rows, labelled by what the head says of them. Each
 keeps its lowest entropies. The prototype of a class is the sum of its unit-norm supports.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

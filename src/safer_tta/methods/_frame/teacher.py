@@ -1,7 +1,5 @@
 """A slowly following copy of the adapted model."""
 
-from __future__ import annotations
-
 import copy
 
 import torch
@@ -21,6 +19,5 @@ def make_teacher(predictor: Predictor, state: State) -> Predictor:
 @torch.no_grad()
 def follow(teacher: Predictor, student: Predictor, keep: float) -> None:
     """Set teacher = keep · teacher + (1 - keep) · student, for parameters only."""
-    pairs = zip(teacher.classifier.parameters(), student.classifier.parameters(), strict=True)
-    for slow, fast in pairs:
+    for slow, fast in zip(teacher.classifier.parameters(), student.classifier.parameters(), strict=True):
         slow.lerp_(fast, 1 - keep)

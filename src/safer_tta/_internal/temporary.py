@@ -1,7 +1,5 @@
 """Settings of layers and parameters that hold for a while."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterable, Iterator
 from typing import Any
