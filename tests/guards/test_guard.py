@@ -319,6 +319,14 @@ def test_other_calls_are_passed_to_the_method_and_return_the_guard(tmp_path):
         assert returned is guard
 
 
+def test_evaluation_is_guarded_too():
+    guard = guarded(window=3)
+    evaluation = guard.evaluate([(images, torch.zeros(6, dtype=torch.long)) for images in [one_class()] * 3])
+    assert evaluation.images == 18
+    assert guard.counters["batches"] == 3
+    assert guard.counters["collapses"] > 0
+
+
 def test_a_copied_guard_still_refuses_gradients():
     guard = copy.deepcopy(guarded())
     overflow_gradients(guard)
