@@ -1,4 +1,4 @@
-"""Use the wheel in an environment with only torch and numpy beside it (`make package`)."""
+"""Use the wheel in an environment that has only torch and numpy (`make package`)."""
 
 import importlib.util
 import sys

@@ -252,7 +252,7 @@ def test_another_version_of_an_attack_makes_its_images_again(replace, tmp_path):
 
 
 def test_an_edited_extension_renames_the_runs_that_use_it(monkeypatch, tmp_path):
-    """Also if it registers a normalisation, which stands in a run beside method and predictor."""
+    """This holds for a file that registers a normalisation too."""
     monkeypatch.setattr(extensions, "_loaded", {})
     before, named = names(), []
     for number in range(2):

@@ -124,7 +124,7 @@ def test_collapse_is_detected_by_share_and_spread(brightness, of_one_class, coll
 
 
 def test_no_rollback_returns_into_a_collapse():
-    """States that nobody had judged yet when it was found are given up with it."""
+    """States that were not judged yet when the collapse was found are dropped."""
     guard = guarded(window=2, snapshot_every=1, least_agreement=0)
     list(guard.stream(batches(4)))
     sick, _ = states_after(guard, [one_class()] * 2)  # after the second it was rolled back

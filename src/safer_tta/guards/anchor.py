@@ -43,7 +43,7 @@ class Anchor:
         return float((self._answers(method) == self._first).float().mean())
 
     def _answers(self, method: Method) -> Tensor:
-        """Answer the images as one batch, since under batch statistics an answer depends on the images beside it.
+        """Answer the images as one batch, since under batch statistics an answer depends on the other images.
 
         The draw of views is always the same and nothing is remembered, so that only the states are compared.
         """

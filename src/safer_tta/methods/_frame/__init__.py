@@ -1,1 +1,1 @@
-"""What every method stands on: the frame around a step, its state, and parts that several methods share."""
+"""The frame of all methods: a step, its state, and parts that several methods share."""
