@@ -9,7 +9,6 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
 
 from safer_tta.bench.experiment import Experiment
 from safer_tta.bench.study import states
@@ -101,13 +100,6 @@ def files(folder, half_done):
     return {path for path in found if half_done == (path.suffix in (".part", ".progress") or path.stem[:5] == "part-")}
 
 
-def in_one_process(tasks, place):
-    os.setpgid(0, 0)
-    torch.set_num_threads(1)
-    for task in tasks:
-        execute(task, place)
-
-
 def by_the_command(words, log):
     """Workers of the command are in its process group."""
     os.setpgid(0, 0)
@@ -128,14 +120,13 @@ def killed_on_sight(store, half_done, work, *arguments):
 
 
 def test_kills_change_nothing(small, undisturbed, tmp_path):
-    """While a file is written and when one is finished, in turn; first the command, then what a worker does."""
+    """The command is killed with its workers while a file is written and when one is finished, in turn."""
     study, place = quick(small, tmp_path / "store")
     place.store.mkdir()
     by_command = (by_the_command, command(small, place.store), tmp_path / "log")
     found = []
     for half_done in 4 * (True, False):
-        work = (in_one_process, study.tasks, place) if found else by_command
-        if not killed_on_sight(place.store, half_done, *work):
+        if not killed_on_sight(place.store, half_done, *by_command):
             break
         found.append((sum(task.done(place) for task in study.tasks), bool(files(place.store, half_done=True))))
     assert any(0 < done < len(study.tasks) for done, _ in found)

@@ -1,4 +1,4 @@
-"""A real server process on loopback, and the same stream in the library beside it."""
+"""Start a real server process on loopback, and compute the same stream with the library."""
 
 import asyncio
 import contextlib
