@@ -44,7 +44,9 @@ def adapt(
         mean: The mean per channel that the model's inputs were normalised with, for pixels in [0,1].
         std: The standard deviation per channel that belongs to `mean`.
         head: The name of the linear layer that turns features into class scores, if it cannot be found.
-        norm: What replaces the batch-norm layers; "medbn" normalises with medians. None keeps them.
+        norm: What replaces the batch-norm layers: "stream" (robust statistics that follow the stream), "medbn" (medians
+            of the batch) or "model" (nothing). By default it is what the predictor prefers: "stream" for SAFER-G,
+            "model" for all others.
         seed: Decides every draw. By default it is drawn from torch's own generator.
         precision: "bfloat16" or "float32" for passes through the model, not for learning. None keeps the Classifier's.
         compile: Whether to compile the model; None keeps the Classifier's. The first batch of every shape is slow then.
@@ -81,16 +83,19 @@ def build(
 ) -> Method:
     """Return a method that adapts this very classifier; `adapt` explains the arguments."""
     check_names(method, predictor, norm)
-    if norm is not None:
-        before = classifier.norms()
-        classifier.replace_norms(NORMS.find(norm).function)
-        if classifier.norms() == before:
-            raise InvalidValueError(
-                f"norm is {norm!r} and the model has no batch-norm layer to replace; leave norm out"
-            )
     asked = _predictor(classifier, predictor, seed)
+    _use_norm(classifier, norm, asked, method)
     asked.validate = asked.validate and validate
     return methods.create(method, asked, **(options or {}))
+
+
+def _use_norm(classifier: Classifier, norm: str | None, predictor: Predictor, method: str) -> None:
+    """Replace the batch norms as asked, or else as the predictor prefers if the method has no layers of its own."""
+    if norm is None:
+        if predictor.norm is not None and not methods.METHODS[method].own_norms:
+            classifier.use_norm(NORMS[predictor.norm])
+    elif not classifier.use_norm(NORMS[norm]) and norm != "model":
+        raise InvalidValueError(f"norm is {norm!r} and the model has no batch-norm layer to replace; leave norm out")
 
 
 def check_names(method: str, predictor: str | Mapping[str, Any] | Predictor, norm: str | None = None) -> None:

@@ -32,7 +32,7 @@ class Mixing(Protocol):
         version: Raised when its decisions change; a part of the names of runs.
         least_views: How many augmented views it needs.
         preset: The preset of views that it takes if the user names none.
-        memory_size: How many numbers it remembers from batch to batch. A method's saved state has them.
+        norm: What replaces the batch norms if the user names nothing, a key of `NORMS`; None keeps them.
         estimates_suspicion: Whether its verdicts say how probable it is that an image is attacked.
     """
 
@@ -43,9 +43,13 @@ class Mixing(Protocol):
     @property
     def preset(self) -> str: ...
     @property
-    def memory_size(self) -> int: ...
+    def norm(self) -> str | None: ...
     @property
     def estimates_suspicion(self) -> bool: ...
+
+    def memory_size(self, features: int) -> int:
+        """Return how many numbers it remembers from batch to batch; a method's saved state has them."""
+        ...
 
     def weigh(self, base: Tensor, probs: Tensor, features: Tensor, memory: Tensor) -> Verdict:
         """Decide about a batch.
@@ -71,8 +75,11 @@ class NoMixing:
     version: ClassVar[int] = 1
     least_views: ClassVar[int] = 0
     preset: ClassVar[str] = "released"
-    memory_size: ClassVar[int] = 0
+    norm: ClassVar[str | None] = None
     estimates_suspicion: ClassVar[bool] = False
+
+    def memory_size(self, features: int) -> int:
+        return 0
 
     def weigh(self, base: Tensor, probs: Tensor, features: Tensor, memory: Tensor) -> Verdict:
         disagreement = signal("feat_disagreement", probs.detach(), features.detach())
@@ -159,7 +166,7 @@ class AdaptiveMixing:
     version: ClassVar[int] = 1
     least_views: ClassVar[int] = 1
     preset: ClassVar[str] = "released"
-    memory_size: ClassVar[int] = 0
+    norm: ClassVar[str | None] = None
     estimates_suspicion: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -169,6 +176,9 @@ class AdaptiveMixing:
         not_negative(kappa=self.kappa)
         positive(delta=self.delta)
         flag(higher_is_suspicious=self.higher_is_suspicious)
+
+    def memory_size(self, features: int) -> int:
+        return 0
 
     def alpha(self, signal: Tensor) -> Tensor:
         """Return the weight (B,) of the original view."""

@@ -5,10 +5,9 @@ Nado et al., "Evaluating prediction-time batch normalization for robustness unde
 """
 
 from torch import Tensor
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..errors import InvalidValueError
-from ..models.norm import use_train_mode
+from ..models.norm import BATCH_NORMS, use_train_mode
 from ..predictors import Draw
 from . import Cost, Method, Step, register
 
@@ -20,7 +19,7 @@ class BatchStatistics(Method):
 
     def prepare(self) -> None:
         norms = self.classifier.norms()
-        if not any(isinstance(norm, _BatchNorm) for norm in norms):
+        if not any(isinstance(norm, BATCH_NORMS) for norm in norms):
             raise InvalidValueError(
                 "bn normalises with the batch and the model has no batch-norm layer, so nothing would change; expected "
                 "one that has, or method 'none'"

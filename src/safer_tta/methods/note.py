@@ -27,7 +27,8 @@ class InstanceAwareBatchNorm(nn.BatchNorm2d):
     running_var: Tensor
     momentum: float
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, given: Tensor) -> Tensor:
+        x = given.to(torch.promote_types(given.dtype, torch.float32))
         pixels = x.shape[2] * x.shape[3]
         if self.training:
             usual_var, usual_mean = torch.var_mean(x, dim=(0, 2, 3), keepdim=True)
@@ -43,9 +44,9 @@ class InstanceAwareBatchNorm(nn.BatchNorm2d):
             spread = (usual_var + self.eps) * math.sqrt(2 / (pixels - 1))
             var = F.relu(var + _beyond(own_var - usual_var, self.band * spread))
         normalised = (x - mean) * torch.rsqrt(var + self.eps)
-        if not self.affine:
-            return normalised
-        return normalised * self.weight.view(1, -1, 1, 1) + self.bias.view(1, -1, 1, 1)
+        if self.affine:
+            normalised = normalised * self.weight.view(1, -1, 1, 1) + self.bias.view(1, -1, 1, 1)
+        return normalised.to(given.dtype)
 
 
 def _beyond(difference: Tensor, band: Tensor) -> Tensor:
@@ -56,6 +57,7 @@ def _beyond(difference: Tensor, band: Tensor) -> Tensor:
 @register("note")
 class NOTE(RememberingMethod):
     updates = "norm"
+    own_norms = True
     cost = Cost(2, 1, "1 + 1 of the memory forward, 1 backward")
     lr: float = option(1e-4, positive)
     capacity: int = option(64, count)

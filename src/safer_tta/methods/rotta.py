@@ -31,7 +31,8 @@ class RobustBatchNorm(nn.BatchNorm2d):
     def forward(self, x: Tensor) -> Tensor:
         mean, var = self.running_mean, self.running_var
         if self.training:
-            batch_var, batch_mean = torch.var_mean(x, dim=(0, 2, 3), correction=0)
+            exact = x.to(torch.promote_types(x.dtype, torch.float32))
+            batch_var, batch_mean = torch.var_mean(exact, dim=(0, 2, 3), correction=0)
             mean, var = torch.lerp(mean, batch_mean, self.momentum), torch.lerp(var, batch_var, self.momentum)
             if self.track_running_stats:
                 self.running_mean.copy_(mean.detach())
@@ -40,12 +41,13 @@ class RobustBatchNorm(nn.BatchNorm2d):
         shift = -mean * scale
         if self.affine:
             scale, shift = scale * self.weight, shift * self.weight + self.bias
-        return x * scale.view(1, -1, 1, 1) + shift.view(1, -1, 1, 1)
+        return (x * scale.view(1, -1, 1, 1) + shift.view(1, -1, 1, 1)).to(x.dtype)
 
 
 @register("rotta")
 class RoTTA(Method):
     updates = "norm"
+    own_norms = True
     cost = Cost(3, 1, "1 + 2 of the memory forward, 1 backward")
     by_predictor = False
     lr: float = option(1e-3, positive)

@@ -2,7 +2,7 @@
 
 import contextlib
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, cast
 
 import torch
@@ -12,6 +12,8 @@ from .._internal import checks
 from .._internal.temporary import temporarily
 from ..errors import InvalidTypeError, InvalidValueError, SaferError, UnknownNameError
 from . import norm as norms_of
+from .statistics import StreamStatistics
+from .stream_norm import StreamNorm
 from .trunk import Trunk
 
 Statistics = float | Sequence[float]
@@ -62,6 +64,7 @@ class Classifier(nn.Module):
         self._verified = False
         self._split = False  # whether the model runs without its head, so that it can be compiled whole
         self._trunk: Trunk | None = None
+        self.statistics: StreamStatistics | None = None
         self.revision = 0
         self.precision, self.compiled = "float32", False
         self.accelerate(precision=precision, compile=compile)
@@ -85,14 +88,20 @@ class Classifier(nn.Module):
     def dtype(self) -> torch.dtype:
         return self.head.weight.dtype
 
-    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, images: Tensor, views: int = 1) -> tuple[Tensor, Tensor]:
         """Return features (B,d) and logits (B,K) of images (B,3,H,W) in [0,1].
+
+        Args:
+            images: The images; several views of each stand one after the other, (V·B,3,H,W).
+            views: How many views of each image there are.
 
         Raises:
             InvalidValueError: If one image leaves a layer without batch statistics, or the head is not the last layer.
         """
+        if self.statistics is not None:
+            self.statistics.window.views = views
         try:
-            return self._run_split(images) if self._split else self._run_watched(images)
+            features, logits = self._run_split(images) if self._split else self._run_watched(images)
         except ValueError as error:
             # Torch refuses to normalise one value per channel by itself, which happens to a single small image.
             if isinstance(error, SaferError) or len(images) > 1 or not norms_of.use_batch(self.norms()):
@@ -101,6 +110,9 @@ class Classifier(nn.Module):
                 f"one image of {tuple(images.shape[2:])} pixels has no batch statistics ({error}). Send at least two "
                 "images, or use SAFER or the method 'none'"
             ) from error
+        if self.statistics is not None:
+            self.statistics.collect(logits)
+        return features, logits
 
     def _run_split(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Run the model without its head, then the head."""
@@ -193,6 +205,22 @@ class Classifier(nn.Module):
         self._trunk = None  # it holds the layers from before
         self.revision += 1
 
+    def use_norm(self, norm: norms_of.Norm) -> bool:
+        """Replace the normalisation layers by those of an entry of `NORMS`; return whether any was replaced."""
+        before = self.norms()
+        if norm.follows:
+            self.statistics = StreamStatistics(self.num_classes).to(self.device)
+            window = self.statistics.window
+            self.replace_norms(lambda layer: norm.function(layer, window))
+            self.statistics.layers = tuple(layer for layer in self.norms() if isinstance(layer, StreamNorm))
+        else:
+            self.replace_norms(norm.function)
+        return self.norms() != before
+
+    def looking(self) -> contextlib.AbstractContextManager[None]:
+        """Inside, passes through the model are a look at one batch."""
+        return contextlib.nullcontext() if self.statistics is None else self.statistics.looking()
+
     def trainable_parameters(self, updates: Updates) -> list[nn.Parameter]:
         """Return the parameters that learn: of "norm" layers, "features" (all but the head), "all" or "none"."""
         if updates == "none":
@@ -202,9 +230,12 @@ class Classifier(nn.Module):
         head = set(self.head.parameters()) if updates == "features" else set()
         return [p for p in self.model.parameters() if p not in head]
 
-    def untracked(self) -> contextlib.AbstractContextManager[None]:
+    @contextlib.contextmanager
+    def untracked(self) -> Iterator[None]:
         """Inside, no forward pass moves a running statistic."""
-        return norms_of.untracked(self.norms())
+        following = [] if self.statistics is None else [self.statistics]
+        with norms_of.untracked(self.norms()), temporarily(following, tracking=False):
+            yield
 
     def _verify(self, passed: list[tuple[Tensor, Tensor]], output: Any, batch: int) -> None:
         """Refuse a head that is not the model's last step, called once on one feature vector per image."""

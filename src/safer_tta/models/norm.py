@@ -18,6 +18,10 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from .._internal.registry import Registry
 from .._internal.temporary import temporarily
 from ..errors import InvalidValueError
+from .stream_norm import StreamNorm
+from .window import Window
+
+CHANNELS_AT_ONCE = 8  # of which the medians are found
 
 
 class MedBN(nn.Module):
@@ -39,7 +43,9 @@ class MedBN(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         per_channel = (1, -1, *(1,) * (x.ndim - 2))
-        median = x.transpose(0, 1).flatten(1).median(dim=1).values.view(per_channel)
+        # A few channels at a time: the median of all would copy and sort the whole input.
+        few = [part.transpose(0, 1).flatten(1).median(dim=1).values for part in torch.split(x, CHANNELS_AT_ONCE, dim=1)]
+        median = torch.cat(few).view(per_channel)
         centred = x - median
         others = [axis for axis in range(x.ndim) if axis != 1]
         out = centred * torch.rsqrt(centred.square().mean(dim=others, keepdim=True) + self.eps)
@@ -67,6 +73,10 @@ N = TypeVar("N", bound=nn.BatchNorm2d)
 
 def successor(kind: type[N], norm: nn.Module, momentum: float) -> nn.Module:
     """Return a layer of another kind with the state of a 2-d batch norm; other layers stay as they are."""
+    if isinstance(norm, StreamNorm):
+        raise InvalidValueError(
+            "the method brings batch norms of its own, which replace those of norm 'stream'; leave norm out"
+        )
     if not isinstance(norm, nn.BatchNorm2d):
         return norm
     if norm.running_mean is None or norm.running_var is None:
@@ -78,7 +88,8 @@ def successor(kind: type[N], norm: nn.Module, momentum: float) -> nn.Module:
     return nn.Sequential(new, *behind) if behind else new
 
 
-LAYERS = (_BatchNorm, _InstanceNorm, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, MedBN)
+BATCH_NORMS = (_BatchNorm, StreamNorm)  # those that can normalise with the batch or with the source
+LAYERS = (*BATCH_NORMS, _InstanceNorm, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, MedBN)
 
 
 @dataclass(frozen=True)
@@ -86,12 +97,27 @@ class Norm:
     """What may replace the batch norms of a model."""
 
     name: str
-    function: Callable[[nn.Module], nn.Module]  # returns another layer for a layer, or the same one
+    function: Callable[..., nn.Module]  # returns another layer for a layer, or the same one
+    follows: bool = False  # whether it follows the stream; the function is then given the shared Window too
     version: int = 1  # raised when its layers change; a part of the names of runs
 
 
 NORMS: Registry[Norm] = Registry("norm", Norm)
 NORMS.register("medbn")(MedBN.like)
+
+
+@NORMS.register("stream", follows=True)
+def follow_stream(norm: nn.Module, window: Window) -> nn.Module:
+    """Return the version of a batch norm that follows the stream; layers without source statistics stay as they are."""
+    if not isinstance(norm, _BatchNorm) or norm.running_mean is None:
+        return norm
+    return StreamNorm(norm, window, _behind(norm))
+
+
+@NORMS.register("model")
+def keep(norm: nn.Module) -> nn.Module:
+    """Return the layer itself, for a predictor that would replace it otherwise."""
+    return norm
 
 
 def is_norm(module: nn.Module) -> bool:
@@ -103,10 +129,30 @@ def use_batch(norms: Iterable[nn.Module]) -> bool:
     return any(isinstance(n, _BatchNorm) and (n.training or n.running_mean is None) for n in norms)
 
 
+SOURCE = "source_statistics"  # the attribute under which dropped statistics are kept
+
+
+class _Source:
+    """The running statistics of a batch norm from before they were dropped."""
+
+    def __init__(self, norm: _BatchNorm) -> None:
+        self.tensors = {name: tensor.detach().clone() for name, tensor in norm.named_buffers(recurse=False)}
+
+    def restore(self, norm: _BatchNorm) -> None:
+        device = None if norm.weight is None else norm.weight.device
+        for name, tensor in self.tensors.items():
+            setattr(norm, name, tensor.to(device, copy=True))
+        norm.track_running_stats = True
+
+
 def use_batch_statistics(norms: Iterable[nn.Module]) -> None:
     """Drop the running statistics, so that batch norms use the batch in train and in eval mode."""
     for norm in norms:
-        if isinstance(norm, _BatchNorm):
+        if isinstance(norm, StreamNorm):
+            norm.train()
+        elif isinstance(norm, _BatchNorm):
+            if norm.running_mean is not None:
+                vars(norm)[SOURCE] = _Source(norm)
             norm.track_running_stats = False
             norm.running_mean = norm.running_var = norm.num_batches_tracked = None
 
@@ -114,7 +160,7 @@ def use_batch_statistics(norms: Iterable[nn.Module]) -> None:
 def use_train_mode(norms: Iterable[nn.Module]) -> None:
     """Normalise with the batch and keep updating the running statistics; drop-out stays off."""
     for norm in norms:
-        if isinstance(norm, _BatchNorm):
+        if isinstance(norm, BATCH_NORMS):
             norm.train()
 
 
@@ -127,11 +173,33 @@ def describe_statistics(norm: nn.Module) -> str:
     """Return in words which statistics a layer normalises with."""
     if isinstance(norm, MedBN):
         return "medians of the batch"
+    if isinstance(norm, StreamNorm):
+        return "statistics of source, stream and batch" if norm.training else "statistics of source and stream"
     if not isinstance(norm, _BatchNorm):
         return "statistics of each image"
     if norm.running_mean is None:
         return "statistics of the batch"
     return "statistics of the batch, moving the running ones" if norm.training else "running statistics"
+
+
+def export(model: nn.Module) -> str:
+    """Give all norms of a model statistics that are right on single images; return what could not be given, in words.
+
+    Layers that follow a stream become ordinary batch norms again, and dropped running statistics come back.
+    """
+    trouble = []
+    for name, module in list(model.named_modules(remove_duplicate=False)):
+        if isinstance(module, StreamNorm):
+            model.set_submodule(name, module.folded())
+        elif isinstance(module, MedBN):
+            trouble.append("its norms use medians of each batch, so an answer depends on the other images")
+        elif isinstance(module, _BatchNorm) and SOURCE in vars(module):
+            vars(module).pop(SOURCE).restore(module)
+            trouble.append(
+                "its norms adapted with the statistics of each batch, and these are not known for single images; "
+                "they now use those of source training, so it answers otherwise than the method did"
+            )
+    return next(iter(trouble), "")
 
 
 def untracked(norms: Iterable[nn.Module]) -> AbstractContextManager[None]:

@@ -144,6 +144,7 @@ class Predictor:
         seed: Decides every draw. By default it is drawn from torch's own generator.
 
     Attributes:
+        norm: What replaces the batch norms if the user names nothing, a key of `NORMS`; None keeps them.
         memory: What it remembers from batch to batch; None if nothing.
         estimates_suspicion: Whether its predictions say how probable it is that an image is attacked.
         repeats: Whether every pass over batches of one shape is the same program, given their views.
@@ -151,6 +152,7 @@ class Predictor:
     """
 
     version: ClassVar[int] = 1
+    norm: str | None = None
     memory: Memory | None = None
     estimates_suspicion: bool = False
     repeats: bool = True
@@ -193,7 +195,7 @@ class Predictor:
             raise InvalidValueError(
                 f"the draw was made for {draw.batch} images and {len(images)} came; draw again for these"
             )
-        with contextlib.nullcontext() if track else self.classifier.untracked():
+        with contextlib.nullcontext() if track else self.classifier.untracked(), self.classifier.looking():
             return self.show(self.to_model(images), draw)
 
     def show(self, images: Tensor, draw: Draw) -> Outlook:

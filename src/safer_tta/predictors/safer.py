@@ -68,9 +68,10 @@ class Safer(Predictor):
                 "plain prediction"
             )
         self.pipeline = _pipeline(pipeline, self.mixing.preset)
-        size = self.mixing.memory_size
+        size = self.mixing.memory_size(self.classifier.head.in_features)
         self.memory = Memory(size).to(self.classifier.device) if size else None
         self.estimates_suspicion = self.mixing.estimates_suspicion and self.views > 0
+        self.norm = self.mixing.norm
         self.repeats = chunk is None  # a second pass over a chunk is not part of any program
         self._warned = False
 
@@ -91,7 +92,7 @@ class Safer(Predictor):
 
     def show(self, images: Tensor, draw: Draw) -> Outlook:
         views = draw.views(images, compile=self.classifier.compiled and images.is_cuda)
-        features, logits = (t.view(*views.shape[:2], -1) for t in self._pass(views.flatten(0, 1)))
+        features, logits = (t.view(*views.shape[:2], -1) for t in self._pass(views))
         probs = probabilities(logits)
         if len(views) > 1 and len(images) == 1 and self.rule.compares_views:
             self._warn_once()
@@ -123,18 +124,22 @@ class Safer(Predictor):
             aligned = Prediction(probabilities(read), read, weighted(verdict.aligned, features), report)
         return Outlook(seen, lesson, aligned, verdict.memory)
 
-    def _pass(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        if self.chunk is None or len(images) <= self.chunk:
-            features, logits = self.classifier(images)
+    def _pass(self, views: Tensor) -> tuple[Tensor, Tensor]:
+        """Return features and logits (V·B,·) of views (V,B,3,H,W), some images at a time if they are too many."""
+        if self.chunk is None or views.shape[0] * views.shape[1] <= self.chunk:
+            features, logits = self.classifier(views.flatten(0, 1), len(views))
             return features, logits
-        parts = [self._pass_chunk(part) for part in torch.split(images, self.chunk)]
-        return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
+        parts = torch.split(views, max(1, self.chunk // len(views)), dim=1)
+        passed = [[torch.unflatten(t, 0, part.shape[:2]) for t in self._pass_chunk(part)] for part in parts]
+        features, logits = (torch.cat(results, dim=1).flatten(0, 1) for results in zip(*passed, strict=True))
+        return features, logits
 
-    def _pass_chunk(self, images: Tensor) -> tuple[Tensor, Tensor]:
+    def _pass_chunk(self, views: Tensor) -> tuple[Tensor, Tensor]:
         """Pass a chunk without keeping its activations: gradients compute them again, moving no running statistic."""
         passed: tuple[Tensor, Tensor] = checkpoint(
             self.classifier,
-            images,
+            views.flatten(0, 1),
+            len(views),
             use_reentrant=False,
             context_fn=lambda: (contextlib.nullcontext(), norms.again(self.classifier.norms())),
         )

@@ -149,13 +149,15 @@ class Accelerator:
         method = self.method
         assert method.optimizer is not None
         before = method.state.hold_statistics()
-        step = method.forward(images, draw)
+        step = method.look(images, draw)
         assert step.loss is not None
-        step.loss.backward()  # type: ignore[no-untyped-call]
-        unhealthy = ~torch.isfinite(step.loss.detach()) | ~torch.isfinite(largest_gradient(method.optimizer))
-        step_unless(unhealthy, method.optimizer)
+        loss = method.weigh(step.loss)
+        loss.backward()  # type: ignore[no-untyped-call]
+        unhealthy = ~torch.isfinite(loss.detach()) | ~torch.isfinite(largest_gradient(method.optimizer))
+        with method.paced(len(images)):
+            step_unless(unhealthy, method.optimizer)
         with torch.no_grad():
-            method.predictor.remember(step.seen.memory)
+            method.remember(step)
             for name, buffer in method.state.statistics().items():
                 buffer.copy_(torch.where(unhealthy, before[name], buffer))
         method.optimizer.zero_grad()

@@ -6,9 +6,10 @@ import dataclasses
 import logging
 import os
 import threading
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +20,7 @@ from ..._internal.optimizers import finite_gradients
 from ..._internal.seeds import draw_seed
 from ..._internal.signatures import check_names
 from ...errors import InvalidValueError, NotFiniteError
+from ...models import norm as norms_of
 from ...models.classifier import Updates
 from ...predictors import Draw, Prediction, Predictor
 from .cost import Cost
@@ -30,7 +32,9 @@ from .summary import Evaluation, evaluate, summarise
 
 log = logging.getLogger("safer_tta")
 
+PACE = 64  # images that a full step is made for
 Closure = Callable[[], Tensor | None]
+Loss = TypeVar("Loss", Tensor, Tensor | None)
 
 
 class Method:
@@ -48,6 +52,7 @@ class Method:
         updates: Which parameters learn: "none", "norm" (scale and shift), "features" (all but the head) or "all".
         cost: Passes through the model that a step takes.
         by_predictor: Whether the answer is the predictor's own, without a teacher, prototypes or an average.
+        own_norms: Whether it replaces batch norms by layers of its own.
         own_views: Whether it augments images itself, by `draw.generator()`.
         repeats: Whether every step is one program: always a loss, nothing read back, no `optimise()` or `commit()`.
         version: Raised when its answers change; a part of the names of runs.
@@ -59,6 +64,7 @@ class Method:
     updates: ClassVar[Updates] = "none"
     cost: ClassVar[Cost] = Cost(1, 1)
     by_predictor: ClassVar[bool] = True
+    own_norms: ClassVar[bool] = False
     own_views: ClassVar[bool] = False
     repeats: ClassVar[bool] = False
     version: ClassVar[int] = 1
@@ -83,6 +89,9 @@ class Method:
         self.classifier.eval().requires_grad_(False)
         self.state = State(predictor)
         self.prepare()
+        self.statistics = self.classifier.statistics
+        if self.statistics is not None:
+            self.statistics.learning = self.updates != "none"
         parameters = self._trainable_parameters()
         for parameter in parameters:
             parameter.requires_grad_(True)
@@ -255,11 +264,16 @@ class Method:
     def export(self) -> nn.Module:
         """Return a copy of the adapted model in eval mode. It takes what the original took: normalised images.
 
-        Methods that answer with more than the model (cotta, rotta, t3a) leave the rest behind. After a method that
-        drops running statistics (Tent) the batch norms use each batch's own, in eval mode too; after one that keeps
-        them (BN, PL) they use the running ones.
+        Methods that answer with more than the model (cotta, rotta, t3a) leave the rest behind. Batch norms have running
+        statistics in any case: of source and stream with norm "stream", the moved ones after methods that move them
+        (BN, PL), those of the source after methods that drop them (Tent). A warning says where answers to single images
+        cannot be those of the method.
         """
-        return copy.deepcopy(self.classifier.model).eval().requires_grad_(True)
+        model = copy.deepcopy(self.classifier.model)
+        trouble = norms_of.export(model)
+        if trouble:
+            warnings.warn(f"the exported model of {self.name} differs: {trouble}", stacklevel=3)
+        return model.eval().requires_grad_(True)
 
     @property
     def state_bytes(self) -> int:
@@ -290,6 +304,38 @@ class Method:
         draw = self.draw(images)
         return self.predictor.to_model(images), draw
 
+    def look(self, images: Tensor, draw: Draw) -> Step:
+        """Return what `forward` makes of a batch; the first look at it is the one that statistics come from."""
+        if self.statistics is not None:
+            self.statistics.open()
+        return self.forward(images, draw)
+
+    def remember(self, step: Step) -> None:
+        """Note what the predictor and the statistics of the stream remember of a batch that was learnt from."""
+        self.predictor.remember(step.seen.memory)
+        if self.statistics is not None:
+            self.statistics.commit()
+
+    def weigh(self, loss: Loss) -> Loss:
+        """Return a loss, or zero while the stream shows too few different images to learn from."""
+        return loss if loss is None or self.statistics is None else loss * self.statistics.window.diverse()
+
+    @contextlib.contextmanager
+    def paced(self, images: int) -> Iterator[None]:
+        """Inside, a step is as long as a batch is large, so that many small batches teach what a large one does."""
+        if self.statistics is None or self.optimizer is None or images >= PACE:
+            yield
+            return
+        groups = self.optimizer.param_groups
+        lengths = [group["lr"] for group in groups]
+        try:
+            for group in groups:
+                group["lr"] = group["lr"] * images / PACE
+            yield
+        finally:
+            for group, length in zip(groups, lengths, strict=True):
+                group["lr"] = length
+
     @contextlib.contextmanager
     def undo_on_failure(self) -> Iterator[Snapshot]:
         """Inside, an error leaves what a forward pass moves as it was; gives what it would put back."""
@@ -302,15 +348,16 @@ class Method:
             raise
 
     def _step(self, images: Tensor, draw: Draw, held: Snapshot) -> Prediction:
-        step = self.forward(images, draw)
+        step = self.look(images, draw)
         answer = step.prediction.detach()
         if step.loss is None:
             healthy = self._check(answer.probs.sum(), held)
         else:
-            healthy = self._update(step.loss, lambda: self.again(images, draw, step), held)
+            with self.paced(len(images)):
+                healthy = self._update(self.weigh(step.loss), lambda: self.weigh(self.again(images, draw, step)), held)
         if healthy:
             with torch.no_grad():
-                self.predictor.remember(step.seen.memory)  # before a commit that may restore everything, this too
+                self.remember(step)  # before a commit that may restore everything, this too
                 try:
                     self.commit(images, step.detach())
                 except NotFiniteError:  # of a second update: it is left out, and what was learnt before it stays

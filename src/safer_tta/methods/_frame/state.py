@@ -24,6 +24,7 @@ FORMAT = "safer-tta.state"
 VERSION = 1
 GENERATOR = "generator"
 MEMORY = "predictor"  # the predictor's memory, in the names of a state
+STREAM = "stream"  # what is known of the statistics of the stream
 
 
 class State:
@@ -46,6 +47,10 @@ class State:
     def start(self) -> None:
         """Declare what of the model changes (parameters that learn, running statistics in train mode); note it all."""
         moving = {id(b) for norm in moving_norms(self.model.modules()) for b in norm.buffers(recurse=False)}
+        statistics = self.classifier.statistics
+        if statistics is not None and statistics.active:
+            moving |= {id(b) for layer in statistics.following for b in (layer.votes, layer.deviations)}
+            self.memories[STREAM] = statistics.window
         self.adapted = [n for n, p in self.model.named_parameters() if p.requires_grad]
         self.adapted += [n for n, b in self.model.named_buffers() if id(b) in moving]
         self.initial = self.snapshot()
@@ -184,7 +189,7 @@ def learnt(before: Snapshot, after: Snapshot) -> bool:
     """Return whether anything was learnt: the generator moves in any case, and a predictor's memory is not learnt."""
     if before.keys() != after.keys():
         return True
-    lessons = [name for name in before if name.partition(".")[0] not in (GENERATOR, MEMORY)]
+    lessons = [name for name in before if name.partition(".")[0] not in (GENERATOR, MEMORY, STREAM)]
     return any(not torch.equal(before[name].cpu(), after[name].cpu()) for name in lessons)
 
 

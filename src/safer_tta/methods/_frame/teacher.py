@@ -10,7 +10,9 @@ from .state import State
 
 def make_teacher(predictor: Predictor, state: State) -> Predictor:
     """Return the predictor with a copy of its classifier, whose tensors are declared as state."""
-    classifier = copy.deepcopy(predictor.classifier).requires_grad_(False)
+    statistics = predictor.classifier.statistics
+    shared = {} if statistics is None else {id(statistics.window): statistics.window}  # both see the same images
+    classifier = copy.deepcopy(predictor.classifier, shared).requires_grad_(False)
     state.models["teacher"] = classifier.model
     state.constants["teacher"] = classifier  # its mean and std follow to a device too
     return predictor.fork(classifier, validate=False)  # what it sees was checked when it arrived
@@ -18,6 +20,9 @@ def make_teacher(predictor: Predictor, state: State) -> Predictor:
 
 @torch.no_grad()
 def follow(teacher: Predictor, student: Predictor, keep: float) -> None:
-    """Set teacher = keep · teacher + (1 - keep) · student, for parameters only."""
+    """Set teacher = keep · teacher + (1 - keep) · student, for parameters; statistics of a stream are the student's."""
     for slow, fast in zip(teacher.classifier.parameters(), student.classifier.parameters(), strict=True):
         slow.lerp_(fast, 1 - keep)
+    mine, theirs = teacher.classifier.statistics, student.classifier.statistics
+    if mine is not None and theirs is not None:
+        mine.copy_(theirs)

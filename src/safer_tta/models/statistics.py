@@ -1,0 +1,91 @@
+"""The statistics of all layers that follow a stream: they move once for every batch that a method learns from."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .stream_norm import StreamNorm
+from .window import Window
+
+Pass = tuple[Tensor, list[tuple[Tensor, Tensor]]]  # answers of a pass through the model, and what its layers noted
+
+
+class StreamStatistics(nn.Module):
+    """Moves the statistics of a model's batch norms, once for every batch that a method learns from.
+
+    Attributes:
+        window: What the layers share.
+        layers: The layers that can follow the stream.
+        learning: Whether a method that learns uses it.
+        tracking: Whether a look at images counts.
+    """
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.window = Window(classes)
+        self.layers: tuple[StreamNorm, ...] = ()
+        self.learning, self.tracking = False, True
+        self._passes: list[Pass] | None = None  # of the look that is under way
+        self._ballot: list[Pass] | None = None  # of the batch that is being learnt from
+
+    @property
+    def following(self) -> list[StreamNorm]:
+        """The layers that a method has told to follow the stream."""
+        return [layer for layer in self.layers if layer.training]
+
+    @property
+    def active(self) -> bool:
+        """Whether it follows the stream: for methods that learn or normalise with the batch."""
+        return self.learning or bool(self.following)
+
+    def open(self) -> None:
+        """Forget the votes of a batch that was not learnt from. The next look at images is the one that counts."""
+        self._ballot = None
+
+    @contextlib.contextmanager
+    def looking(self) -> Iterator[None]:
+        """Inside, passes through the model are a look at one batch."""
+        if not (self.active and self.tracking) or self._ballot is not None or self._passes is not None:
+            yield
+            return
+        self._passes = []
+        try:
+            yield
+            self._ballot = self._passes
+        finally:
+            self._passes = None
+
+    @torch.no_grad()
+    def collect(self, logits: Tensor) -> None:
+        """Take the votes of the pass that has just ended."""
+        noted = [layer.noted for layer in self.layers if layer.noted is not None]
+        for layer in self.layers:
+            layer.noted = None
+        if self._passes is not None:
+            answers = F.one_hot(logits.argmax(dim=1), logits.shape[1]).float()
+            answers = torch.unflatten(answers, 0, (self.window.views, -1))
+            self._passes.append((answers[1:].mean(dim=0) if len(answers) > 1 else answers[0], noted))
+
+    @torch.no_grad()
+    def commit(self) -> None:
+        """Count the votes for the batches to come."""
+        ballot, self._ballot = self._ballot, None
+        if not ballot:
+            return
+        answers = torch.cat([answers for answers, _ in ballot])
+        for layer, passes in zip(self.following, zip(*(noted for _, noted in ballot), strict=True), strict=False):
+            layer.remember(passes, len(answers))
+        self.window.add(answers)
+
+    def copy_(self, other: StreamStatistics) -> None:
+        """Take over what another copy of the model has noted."""
+        for mine, theirs in zip(self.layers, other.layers, strict=True):
+            if not mine.training:
+                continue
+            mine.votes.copy_(theirs.votes)
+            mine.deviations.copy_(theirs.deviations)

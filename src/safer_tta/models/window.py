@@ -1,0 +1,55 @@
+"""What the last answers of a stream say about how far its images can be trusted."""
+
+import torch
+from torch import Tensor, nn
+
+WINDOW = 256  # images that a stream is known by
+PRIOR = 64.0  # images that the source's statistics count for
+MOST_INDEPENDENT = 64.0  # images that the stream's statistics count for at most
+LEAST_DIVERSE = 4.0  # independent images that a stream must show before a method learns from it
+
+
+class Window(nn.Module):
+    """Counts the answers of a stream. All layers of a model share one.
+
+    Attributes:
+        answers: The share of every class among the last answers, (K,).
+        images: How many images they were given to, a scalar.
+        views: How many views of each image pass through the model now.
+    """
+
+    answers: Tensor
+    images: Tensor
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.register_buffer("answers", torch.zeros(classes))
+        self.register_buffer("images", torch.zeros(()))
+        self.views = 1
+
+    def share(self, images: int) -> Tensor:
+        """Return the share of so many new images in the window."""
+        return images / (self.images + images).clamp(min=images, max=max(WINDOW, images))
+
+    def independent(self) -> Tensor:
+        """Return how many independent images the answers count for."""
+        images, classes = self.images.clamp(min=1, max=MOST_INDEPENDENT), len(self.answers)
+        by_chance = 1 / classes + (1 - 1 / classes) / images
+        excess = (self.answers.square().sum() - by_chance).clamp(min=0)
+        return torch.where(self.images > 0, 1 / (excess + 1 / images), 0.0)
+
+    def trust(self) -> Tensor:
+        """Return λ, the share of the stream in the statistics."""
+        images = self.independent()
+        return images / (images + PRIOR)
+
+    def diverse(self) -> Tensor:
+        """Return whether the stream shows enough different images to learn from, as 0 or 1."""
+        return (self.independent() >= LEAST_DIVERSE).float()
+
+    @torch.no_grad()
+    def add(self, answers: Tensor) -> None:
+        """Count answers (B,K)."""
+        share = self.share(len(answers))
+        self.answers.lerp_(answers.mean(dim=0), share)
+        self.images.add_(len(answers)).clamp_(max=WINDOW)
