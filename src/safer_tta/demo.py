@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ._internal.files import atomic_write
 from ._internal.progress import progress
-from ._internal.safetensors_io import atomic_write
 from .attacks import full_threat
 from .bench import figures, report
 from .bench.experiment import AttackOn, Experiment

@@ -1,4 +1,6 @@
+import errno
 import json
+import os
 import re
 import textwrap
 
@@ -92,3 +94,26 @@ def test_data_check_of_a_sound_folder_ends_well(good, tmp_path):
     found = good("data", "check", image_folder(tmp_path / "pictures"), "--manifest", tmp_path / "files.json")
     assert found["counts"] == {domain: {"cat": 3, "dog": 3} for domain in ("one", "two")}
     assert len(json.loads((tmp_path / "files.json").read_text())["files"]) == 12
+
+
+def test_data_check_gives_a_line_for_each_problem(safer, tmp_path):
+    root = image_folder(tmp_path / "pictures")
+    (root / "one" / "cat" / "gone.png").symlink_to(root / "nowhere.png")
+    (root / "one" / "dog" / "text.png").write_text("not an image")
+    for file in (root / "two" / "cat").iterdir():
+        file.unlink()
+    found = safer("data", "check", root, "--manifest", tmp_path / "files.json")
+    assert found.returncode == 1
+    problems = [line for line in found.stdout.splitlines() if line.startswith("problem: ")]
+    assert len(problems) == 3
+    assert all(any(word in line for line in problems) for word in ("gone.png", "text.png", "no image in class 'cat'"))
+
+
+def test_a_full_disk_names_the_file_that_has_no_room(safer, tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("os.fsync", full)
+    ended = safer("data", "check", image_folder(tmp_path / "pictures"), "--manifest", tmp_path / "files.json")
+    assert ended.returncode == 2
+    assert ended.stderr == f"error: {tmp_path / 'files.json'}: No space left on device\n"

@@ -1,17 +1,13 @@
 """Tensors on disk in the safetensors format: eight bytes of length, a JSON header, raw bytes. No pickle.
 
-The core depends only on torch and numpy, so it has an implementation of its own. A file is written under another name,
-flushed to the disk and then renamed, so it is complete or absent.
+The core depends only on torch and numpy, so it has an implementation of its own.
 """
 
-import contextlib
 import io
 import json
 import os
-import secrets
 import struct
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
@@ -20,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..errors import InvalidTypeError, InvalidValueError, TensorFileError
+from .files import FilePath, atomic_write
 from .hashing import hash_bytes
 
 _DTYPES: dict[str, torch.dtype] = {
@@ -35,29 +32,9 @@ _DTYPES: dict[str, torch.dtype] = {
     "BOOL": torch.bool,
 }
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
-FilePath = str | os.PathLike[str]
 Content = tuple[dict[str, Tensor], dict[str, str]]
 _LARGEST_HEADER = 100_000_000
 CONTENT = "blake2b"  # the key of the hash of all tensors' bytes in the metadata
-
-
-@contextlib.contextmanager
-def atomic_write(path: FilePath) -> Iterator[IO[bytes]]:
-    """Open a temporary file beside `path`, which is renamed to `path` if the block succeeds."""
-    path = Path(path)
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"{path.parent} is not a folder; create it before writing {path.name} there")
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
-    try:
-        with temporary.open("xb") as file:  # with the user's own permissions; mkstemp would hide it from others
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
 
 
 def write(path: FilePath, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:

@@ -136,14 +136,14 @@ def data_check(
     as_json: AsJson = False,
 ) -> None:
     """Count images against the official numbers, name unreadable files, and write a manifest of all files."""
-    from ..data.domains import check
+    from ..data.check import check
     from ..data.store import write_json
 
     with progress("checking") as tick:
         found = check(path, tick)
     place = manifest or Path(f"{found['dataset']}-manifest.json")
     write_json(place, {"content": found["content"], "files": found["files"]})
-    problems = found["differences"] + found["unreadable"]
+    problems = found["differences"] + found["empty"] + found["unreadable"]
     if as_json:
         result({key: value for key, value in found.items() if key != "files"}, True)
     else:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from ..data.domains import eight_bit
+from ..data.decoding import to_rgb
 from .limits import Limits, Refused
 
 # Pixels are counted here, by the header of every image.
@@ -40,7 +40,7 @@ def _count_pixels(content: bytes, number: int, limits: Limits) -> int:
 
 def _decode(content: bytes, number: int, side: int) -> Pictures:
     with _open(content, number) as image:
-        picture = eight_bit(image).convert("RGB")
+        picture = to_rgb(image)
         if picture.size != (side, side):
             picture = picture.resize((side, side), Image.Resampling.BILINEAR)
         return np.asarray(picture, dtype=np.uint8).transpose(2, 0, 1)
