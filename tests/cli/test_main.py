@@ -7,6 +7,7 @@ import textwrap
 import pytest
 from typer.main import get_command
 
+import safer_tta
 from safer_tta.cli import app
 from safer_tta.methods import METHODS
 from tests.conftest import needs_pacs
@@ -37,6 +38,11 @@ def test_help_describes_every_option(command, safer, monkeypatch):
         assert parameter.help.endswith((".", ")"))
     if command in ("attack", "run"):
         assert "the extra [attacks]" in ended.stdout, "rich would take it as a style and swallow it"
+
+
+def test_the_version_is_that_of_the_package(safer):
+    ended = safer("--version")
+    assert (ended.returncode, ended.stdout) == (0, f"safer-tta {safer_tta.__version__}\n")
 
 
 def test_help_does_not_wait_for_torch():

@@ -14,6 +14,7 @@ try:
 except ImportError:
     sys.exit("the command needs typer and rich: pip install 'safer-tta[bench]'")
 
+from .. import __version__
 from .._internal.malloc import keep_freed_memory
 from .._internal.progress import progress
 from ..errors import SaferError
@@ -64,8 +65,19 @@ app.command("serve")(service.serve)
 app.command("send")(service.send)
 
 
+def print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"safer-tta {__version__}")
+        raise typer.Exit
+
+
+VERSION = typer.Option("--version", callback=print_version, is_eager=True, help="Print the version and end.")
+
+
 @app.callback()
-def extend(extension: Annotated[list[Path] | None, EXTENSION] = None) -> None:
+def extend(
+    extension: Annotated[list[Path] | None, EXTENSION] = None, version: Annotated[bool, VERSION] = False
+) -> None:
     if extension:
         from .. import extensions
 

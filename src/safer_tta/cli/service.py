@@ -21,6 +21,8 @@ ABSTAIN = typer.Option(
 )
 LABELLED = typer.Option("--labelled", help="Images lie in folders named by their class: post the labels.")
 
+OUT = typer.Option(help="A CSV file for the answer to each image: class, probability, suspicion and so on.")
+
 
 def serve(
     model: Annotated[Path, MODEL],
@@ -72,11 +74,12 @@ def send(
     token: Annotated[str | None, typer.Option(envvar="SAFER_TOKEN", help="Your token for the service.")] = None,
     batch: Annotated[int, typer.Option(min=1, help="Images per batch.")] = 64,
     labelled: Annotated[bool, LABELLED] = False,
+    out: Annotated[Path | None, OUT] = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Send a folder of images to a stream of a running service. Running the command again resumes it."""
     from ..client import Client, send_folder
 
     with Client(url, token) as client, progress("sending") as tick:
-        sent = send_folder(client, folder, stream, batch=batch, labelled=labelled, tick=tick)
+        sent = send_folder(client, folder, stream, batch=batch, labelled=labelled, out=out, tick=tick)
     result(sent, as_json)
