@@ -4,6 +4,7 @@ import dataclasses
 import os
 import re
 import sys
+import warnings
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
@@ -172,6 +173,18 @@ def data_check(
 def main() -> None:
     """Run the command; SAFER_DEBUG=1 shows where an error came from."""
     keep_freed_memory()
+    with warnings.catch_warnings():  # this process may be a test's
+        warnings.showwarning = show_warning
+        raise SystemExit(call())
+
+
+def show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
+    """Print a warning as one line, without the place in the code that Python adds."""
+    typer.echo(f"warning: {message}", err=True)
+
+
+def call() -> int:
+    """Run the command and return its exit code."""
     try:
         code = app(standalone_mode=False)
     except Exception as error:  # typer's own: a wrong option, or nothing to do
@@ -181,4 +194,4 @@ def main() -> None:
         show()
     if code == 130:  # Ctrl-C, as typer reports it
         typer.echo("stopped; the same command resumes from here", err=True)
-    raise SystemExit(code or 0)
+    return int(code or 0)

@@ -8,7 +8,8 @@ import dataclasses
 import json
 import os
 import time
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -136,6 +137,19 @@ def check_classes(path: str | os.PathLike[str], domain: Domain) -> None:
             f"{path} knows the classes {', '.join(known)} and {domain.dataset} has {', '.join(domain.classes)}; "
             "expected a model that was trained on this data"
         )
+
+
+def warn_if_seen(path: str | os.PathLike[str], domains: Iterable[Domain]) -> None:
+    """Warn of domains that a model was trained on: accuracy on them says nothing about a new domain."""
+    trained_on = recipe_of(path)["domains"]
+    for domain in domains:
+        if domain.name in trained_on:
+            warnings.warn(
+                f"{path} was trained on {', '.join(map(repr, sorted(trained_on)))}, and the images to adapt to are of "
+                f"{domain.name!r}. The accuracy does not say how well it does on a new domain; take another target, or "
+                f"a model that was trained without {domain.name!r}",
+                stacklevel=3,
+            )
 
 
 @torch.no_grad()
