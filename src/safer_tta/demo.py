@@ -12,11 +12,11 @@ from .attacks import full_threat
 from .bench import figures, report
 from .bench.experiment import AttackOn, Experiment
 from .bench.figures import Curve
-from .bench.metrics import rolling
 from .bench.qualitative import one_attacked_image
 from .bench.run import Materials, perform
 from .data import ArrayStore, Dataset, StreamSpec, excerpt, open_dataset
 from .data.store import digest_file
+from .evaluation.metrics import rolling
 from .training import attacked_copies, source_recipe, surrogate_recipe, train_source, train_surrogate
 from .training.definitions import definition_of
 from .training.trainer import accuracy

@@ -20,9 +20,11 @@ from torch import Tensor
 
 from .._internal.checks import count, one_of, positive, share
 from .._internal.locking import exclusive
+from .._internal.progress import counted, length
 from .._internal.temporary import temporarily
 from ..errors import InvalidTypeError
-from ..methods import Evaluation, Method, Snapshot, evaluate
+from ..evaluation import Evaluation, evaluate
+from ..methods import Method, Snapshot
 from ..pooling import entropy
 from ..predictors import Prediction
 from .alarm import Alarm, troubles
@@ -199,14 +201,14 @@ class Guard:
         self.method.load_state_dict(snapshot)
         self._start_over()
 
-    def evaluate(self, loader: Iterable[tuple[Tensor, Tensor]]) -> Evaluation:
-        """Adapt over batches of (images, labels), and return the accuracy of the answers."""
+    def evaluate(self, loader: Iterable[Any]) -> Evaluation:
+        """Adapt over batches of (images, labels) or (images, labels, attacked), and return the scores as a table."""
         return evaluate(self, loader)
 
-    def stream(self, batches: Iterable[Any], *, prefetch: bool = False) -> Iterator[Prediction]:
+    def stream(self, batches: Iterable[Any], *, prefetch: bool = False, progress: bool = False) -> Iterator[Prediction]:
         """Adapt over many batches. `prefetch` changes nothing: every answer is checked before the next batch."""
-        for batch in batches:
-            yield self(batch[0] if isinstance(batch, (tuple, list)) else batch)
+        answers = map(self, (batch[0] if isinstance(batch, (tuple, list)) else batch for batch in batches))
+        return counted(answers, self.method.name, length(batches)) if progress else answers
 
     @exclusive
     def __call__(self, images: Tensor, *, learn: bool = True) -> Prediction:

@@ -16,9 +16,11 @@ from torch.optim import Adam, Optimizer
 
 from ..._internal.locking import exclusive
 from ..._internal.optimizers import finite_gradients
+from ..._internal.progress import counted, length
 from ..._internal.seeds import draw_seed
 from ..._internal.signatures import check_names
 from ...errors import InvalidValueError, NotFiniteError
+from ...evaluation import Evaluation, evaluate
 from ...models.classifier import Updates
 from ...predictors import Draw, Prediction, Predictor
 from .cost import Cost
@@ -26,7 +28,7 @@ from .cuda_graphs import Accelerator
 from .options import declared, signature
 from .state import Snapshot, State
 from .step import Step
-from .summary import Evaluation, evaluate, summarise
+from .summary import summarise
 
 log = logging.getLogger("safer_tta")
 
@@ -188,19 +190,24 @@ class Method:
         finally:
             self.state.put_back(held)
 
-    def stream(self, batches: Iterable[Any], *, prefetch: bool = True) -> Iterator[Prediction]:
+    def stream(self, batches: Iterable[Any], *, prefetch: bool = True, progress: bool = False) -> Iterator[Prediction]:
         """Adapt over many batches.
 
         Args:
             batches: Batches of images, or of (images, ...) as a DataLoader gives them.
             prefetch: On CUDA, take the next batch before this one's answer is handed out, and make its views meanwhile.
                 Pass False for live sources, where an answer must not wait for the next batch.
+            progress: Whether to show how many batches are answered, in a terminal or a notebook.
         """
         images = (batch[0] if isinstance(batch, (tuple, list)) else batch for batch in batches)
-        return self.accelerator.stream(images) if prefetch and self.accelerator.active else map(self, images)
+        answers = self.accelerator.stream(images) if prefetch and self.accelerator.active else map(self, images)
+        return counted(answers, self.name, length(batches)) if progress else answers
 
-    def evaluate(self, loader: Iterable[tuple[Tensor, Tensor]]) -> Evaluation:
-        """Adapt over batches of (images, labels), and return the accuracy of the answers."""
+    def evaluate(self, loader: Iterable[Any]) -> Evaluation:
+        """Adapt over batches of (images, labels), and return accuracy, calibration and suspicion as a table.
+
+        With batches of (images, labels, attacked) the table also has clean and attacked images separately.
+        """
         return evaluate(self, loader)
 
     def freeze(self) -> Self:
