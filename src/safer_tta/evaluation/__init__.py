@@ -1,5 +1,5 @@
 """How good answers are: figures, and the evaluation of a method on labelled batches."""
 
-from .evaluate import Evaluation, Scores, evaluate
+from .scores import Evaluation, Scores, evaluate
 
 __all__ = ["Evaluation", "Scores", "evaluate"]

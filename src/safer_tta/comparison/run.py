@@ -1,0 +1,106 @@
+"""Does adapting help here? The model as it is and the model adapted answer the same stream."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Generator, Tensor, nn
+
+from .. import predictors
+from .._internal.defaults import METHOD, PREDICTOR
+from ..api import adapt
+from ..errors import InvalidTypeError, InvalidValueError
+from ..evaluation.scores import split
+from ..methods import Method
+from ..predictors import Predictor
+from ..views.augment import crop_and_flip, jitter
+from .verdict import Comparison, weigh
+
+# Arguments of `adapt` that the model without a method takes too.
+SHARED = {"mean", "std", "head", "precision", "compile", "validate"}
+
+
+def compare(
+    model: nn.Module,
+    batches: Iterable[Any],
+    method: str = METHOD,
+    predictor: str | Mapping[str, Any] | Predictor = PREDICTOR,
+    *,
+    seed: int = 0,
+    **options: Any,
+) -> Comparison:
+    """Return whether adapting helps on a stream, compared with the model as it is. The model is not changed.
+
+    Without labels the verdict is a hint: it follows how often an image and a changed copy of it get the same answer.
+    Every image is answered twice in each way.
+
+    Args:
+        model: What `safer_tta.adapt` takes.
+        batches: Batches of images as they would arrive, or of (images, labels).
+        method: What `adapt` takes.
+        predictor: What `adapt` takes.
+        seed: Decides all random draws.
+        **options: Further arguments of `adapt`, such as mean, std, norm or the method's own.
+
+    Raises:
+        InvalidValueError: If there is no batch, or some have labels and others do not.
+    """
+    shared = {name: options[name] for name in SHARED & options.keys()}
+    asked: dict[str, Method] = {"the model as it is": adapt(model, "none", "plain", seed=seed, **shared)}
+    name = predictors.parse(predictor)[0] if not isinstance(predictor, Predictor) else type(predictor).__name__.lower()
+    if name != "plain":
+        asked[f"{name}, not learning"] = adapt(model, "none", predictor, seed=seed, **shared)
+    asked[f"{method} on {name}"] = adapt(model, method, predictor, seed=seed, **options)
+    answers = {one: _Answers() for one in asked}
+    truth: list[Tensor | None] = []
+    for number, batch in enumerate(batches):
+        images, labels = _parse(batch)
+        truth.append(labels)
+        for one, adapted in asked.items():
+            answers[one].add(adapted, images, Generator().manual_seed(seed + number))
+    return weigh({one: found.tensors() for one, found in answers.items()}, _whole(truth))
+
+
+class _Answers:
+    """The answers of one candidate: probabilities, and labels of changed copies."""
+
+    def __init__(self) -> None:
+        self.probs: list[Tensor] = []
+        self.again: list[Tensor] = []
+
+    def add(self, adapted: Method, images: Tensor, generator: Generator) -> None:
+        self.probs.append(adapted(images).probs.double().cpu())
+        copies = _change(adapted.predictor.to_model(images), generator)
+        self.again.append(adapted.predict(copies).labels.cpu())
+
+    def tensors(self) -> tuple[Tensor, Tensor]:
+        if not self.probs:
+            raise InvalidValueError("batches gave no batch; expected batches of images, or of (images, labels)")
+        return torch.cat(self.probs), torch.cat(self.again)
+
+
+def _change(images: Tensor, generator: Generator) -> Tensor:
+    """Return copies of images in [0,1] that show the same things; colours change only where there are some."""
+    copies = crop_and_flip(images, generator, smallest=0.8)
+    if images.shape[1] == 3:
+        copies = jitter(copies, generator, brightness=0.2, contrast=0.2, saturation=0.2, hue=0.1)
+    return copies.clamp(0, 1)
+
+
+def _parse(batch: Any) -> tuple[Tensor, Tensor | None]:
+    if isinstance(batch, Tensor):
+        return batch, None
+    if isinstance(batch, (tuple, list)) and len(batch) == 1:
+        return batch[0], None
+    if not isinstance(batch, (tuple, list)):
+        raise InvalidTypeError(f"a batch is {type(batch).__name__}; expected images, or (images, labels)")
+    return split(batch)[:2]
+
+
+def _whole(truth: list[Tensor | None]) -> Tensor | None:
+    known = [labels.cpu() for labels in truth if labels is not None]
+    if known and len(known) < len(truth):
+        raise InvalidValueError(f"{len(known)} of {len(truth)} batches have labels; expected labels in all or in none")
+    return torch.cat(known) if known else None
