@@ -124,6 +124,14 @@ def test_arguments_reach_the_model_as_it_is_too():
     assert "norm" not in SHARED
 
 
+def test_the_normalisation_of_a_given_predictor_holds_for_the_model_as_it_is():
+    wrapped = safer_tta.Safer(safer_tta.Classifier(small_net().eval(), mean=0.4, std=0.1))
+    found = safer_tta.compare(small_net(), batches(2), "tent", wrapped)
+    by_name = safer_tta.compare(small_net(), batches(2), "tent", "safer", mean=0.4, std=0.1)
+    assert [one.name for one in found.candidates] == [one.name for one in by_name.candidates]
+    assert found.candidates[0] == by_name.candidates[0]
+
+
 def test_labels_add_a_column(model):
     labelled = [(images, torch.arange(6) % CLASSES) for images in batches(2)]
     found = safer_tta.compare(model, labelled, "tent", "plain")

@@ -14,7 +14,7 @@ from ..api import adapt
 from ..errors import InvalidTypeError, InvalidValueError
 from ..evaluation.scores import split
 from ..methods import Method
-from ..predictors import Predictor
+from ..predictors import Plain, Predictor
 from ..views.augment import crop_and_flip, jitter
 from .verdict import Comparison, weigh
 
@@ -48,8 +48,8 @@ def compare(
         InvalidValueError: If there is no batch, or some have labels and others do not.
     """
     shared = {name: options[name] for name in SHARED & options.keys()}
-    asked: dict[str, Method] = {"the model as it is": adapt(model, "none", "plain", seed=seed, **shared)}
-    name = predictors.parse(predictor)[0] if not isinstance(predictor, Predictor) else type(predictor).__name__.lower()
+    name, plain = _plain(predictor)
+    asked: dict[str, Method] = {"the model as it is": adapt(model, "none", plain, seed=seed, **shared)}
     if name != "plain":
         asked[f"{name}, not learning"] = adapt(model, "none", predictor, seed=seed, **shared)
     asked[f"{method} on {name}"] = adapt(model, method, predictor, seed=seed, **options)
@@ -61,6 +61,13 @@ def compare(
         for one, adapted in asked.items():
             answers[one].add(adapted, images, Generator().manual_seed(seed + number))
     return weigh({one: found.tensors() for one, found in answers.items()}, _whole(truth))
+
+
+def _plain(predictor: str | Mapping[str, Any] | Predictor) -> tuple[str, str | Predictor]:
+    """Return the predictor's name, and what predicts without it; with the normalisation of a Predictor, if it has one."""
+    if isinstance(predictor, Predictor):
+        return type(predictor).__name__.lower(), Plain(predictor.classifier)
+    return predictors.parse(predictor)[0], "plain"
 
 
 class _Answers:
