@@ -64,7 +64,7 @@ def compare(
 
 
 def _plain(predictor: str | Mapping[str, Any] | Predictor) -> tuple[str, str | Predictor]:
-    """Return the predictor's name, and what predicts without it; with the normalisation of a Predictor, if it has one."""
+    """Return the predictor's name, and what predicts without it but with the same normalisation."""
     if isinstance(predictor, Predictor):
         return type(predictor).__name__.lower(), Plain(predictor.classifier)
     return predictors.parse(predictor)[0], "plain"
