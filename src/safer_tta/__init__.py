@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .guards import Guard
     from .methods import Method
     from .mixing import AdaptiveMixing, Mixing
-    from .models import Classifier
+    from .models import Classifier, load_classifier
     from .predictors import Defended, Plain, Prediction, Predictor, Safer
 
 __version__ = "0.1.0"
@@ -28,6 +28,7 @@ logging.getLogger(__name__).addHandler(logging.NullHandler())
 __all__ = [  # noqa: RUF022 - in groups
     # What users call.
     "Classifier", "Guard", "Method", "Prediction", "SaferError", "adapt", "keep_freed_memory",
+    "load_classifier",
     # What is configured or extended.
     "AdaptiveMixing", "Defended", "Gate", "Mixing", "Plain", "Predictor", "Safer",
     # Rooms.
@@ -37,6 +38,7 @@ __all__ = [  # noqa: RUF022 - in groups
 
 # Names are imported when they are asked for: `safer --help` need not wait for torch.
 _HOMES = {"adapt": "api", "keep_freed_memory": "_internal.malloc", "SaferError": "errors", "Classifier": "models"}
+_HOMES["load_classifier"] = "models"
 _HOMES |= {"Gate": "gate", "Guard": "guards", "Method": "methods", "Mixing": "mixing", "AdaptiveMixing": "mixing"}
 _HOMES |= dict.fromkeys(("Defended", "Plain", "Prediction", "Predictor", "Safer"), "predictors")
 

@@ -13,8 +13,8 @@ from .options import drop_missing, open_data, result
 
 NORMS = ("linf", "l2")  # of an attack
 SHOWN = ["accuracy", "accuracy_attacked", "accuracy_clean", "nll", "ece", "ms_per_step", "run"]
-MODEL = typer.Option(exists=True, dir_okay=False, help="The source model, from `safer train source`.")
-SURROGATE = typer.Option(exists=True, dir_okay=False, help="The attacker's model, from `safer train surrogate`.")
+MODEL = typer.Option(exists=True, help="The source model, from `safer train source` or `safer pack`.")
+SURROGATE = typer.Option(exists=True, help="The attacker's model, from `safer train surrogate` or `safer pack`.")
 
 
 def attack(
@@ -51,6 +51,8 @@ def run(
     method: options.MethodName = METHOD,
     predictor: options.PredictorName = PREDICTOR,
     norm: options.NormName = None,
+    option: options.MethodOptions = None,
+    predictor_option: options.PredictorOptions = None,
     attack_rate: Annotated[float, typer.Option(help="Percent of every batch that is attacked.")] = 0.0,
     surrogate: Annotated[Path | None, SURROGATE] = None,
     attack: options.AttackName = "pgd",
@@ -82,7 +84,9 @@ def run(
     dataset, domain = _domain(data, side_for(model, side), target, images, seed)
     experiment = Experiment(
         data=dataset.identity, target=target, source=definition_of(model), method=method, predictor=predictor,
-        norm=norm, stream=stream, attack=attacked_by, images=images, precision=precision,
+        norm=norm, options=options.parse_settings(option),
+        predictor_options=options.parse_settings(predictor_option), stream=stream,
+        attack=attacked_by, images=images, precision=precision,
     )  # fmt: skip
     attacked = None
     if surrogate is not None and attacked_by is not None and attacked_by.surrogates:
@@ -121,11 +125,12 @@ def _attacked(
     """Return the attacker's model, and the attacked copies of a domain. how: attack, threat and seed."""
     from ..data import ArrayStore
     from ..data.store import digest_file
-    from ..training import attacked_copies, load
+    from ..models import load_classifier
+    from ..training import attacked_copies
     from ..training.trainer import check_classes
 
     check_classes(surrogate, domain)
-    model = load(surrogate).to(device)
+    model = load_classifier(surrogate).to(device)
     model.accelerate(precision=precision)
     copies = ArrayStore(store / "attacked")
     with progress("attacked images") as tick:
