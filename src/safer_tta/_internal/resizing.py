@@ -16,8 +16,8 @@ class Resize(NamedTuple):
     @classmethod
     def parse(cls, text: str) -> Self:
         """Read a rule; "crop" keeps the whole shorter side."""
-        rule, *rest = text.split()
         try:
+            rule, *rest = text.split()
             filter = rest.pop() if rest and rest[-1] in FILTERS else "bilinear"
             share = float(rest.pop() if rest else 1) if rule == "crop" else None
             if rule in ("stretch", "crop") and not rest and (share is None or 0.1 <= share <= 1):

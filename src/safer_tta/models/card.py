@@ -115,28 +115,27 @@ def check_kind(path: FilePath) -> None:
         if (place / "config.json").is_file():
             raise InvalidValueError(f"{path} is a Hugging Face folder. Pack it: {_line(path)}")
         raise InvalidValueError(f"{path} is a folder; expected a file that `safer pack` or `safer train` wrote")
+    check_program(path)
     with place.open("rb") as file:
-        start = file.read(8)
-    problem = _problem(place, start)
-    if problem:
-        raise InvalidValueError(f"{path} {problem}")
+        if file.read(2) in (b"PK", b"\x80\x02"):  # a zip archive or a bare pickle
+            problem = f"{path} is a checkpoint of torch.save"
+            raise InvalidValueError(f"{problem}. Pack it with its architecture: {_line('timm:NAME', path)}")
 
 
-def _problem(path: Path, start: bytes) -> str:
-    named = _line("timm:NAME", path)
-    own = _line("FILE.py:FUNCTION", "WEIGHTS.pth")
-    if path.suffix == ".onnx":
-        return f"is an ONNX graph, which cannot learn. Pack the network and the weights that it came from: {own}"
-    if start.startswith(b"PK"):
-        names = zipfile.ZipFile(path).namelist() if zipfile.is_zipfile(path) else []
+def check_program(path: FilePath) -> None:
+    """Refuse a graph or program that was exported from a model."""
+    kind = ""
+    if Path(path).suffix == ".onnx":
+        kind = "an ONNX graph"
+    elif zipfile.is_zipfile(path):
+        names = zipfile.ZipFile(path).namelist()
         if any("/code/" in name or name.endswith((".json", "/models/model")) for name in names):
-            return (
-                "is a TorchScript or exported program, whose layers cannot be changed. Pack the network and the "
-                f"weights that it came from: {own}"
-            )
-    if start.startswith((b"PK", b"\x80")):
-        return f"is a checkpoint of torch.save. Pack it with its architecture: {named}"
-    return ""
+            kind = "a TorchScript or exported program"
+    if kind:
+        raise InvalidValueError(
+            f"{path} is {kind}, whose layers cannot learn. Pack the network and the weights that it came from: "
+            f"{_line('FILE.py:FUNCTION', 'WEIGHTS.pth')}"
+        )
 
 
 def _what_else(metadata: Mapping[str, str]) -> str:

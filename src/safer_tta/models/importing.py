@@ -16,7 +16,7 @@ from .._internal import safetensors_io
 from .._internal.resizing import Resize
 from ..errors import InvalidValueError, MissingPackageError
 from . import building, packing, recognising, zoo
-from .card import SIDE, Card
+from .card import SIDE, Card, check_program
 from .classifier import Classifier, Statistics
 
 log = logging.getLogger("safer_tta")
@@ -59,11 +59,13 @@ def pack(
     Raises:
         InvalidValueError: If something is missing or does not fit together; the message says what to give.
     """
-    asked = {"arguments": arguments, "classes": classes, "side": side, "resize": resize}
+    asked = {"arguments": arguments or None, "classes": classes, "side": side, "resize": resize}
     given = {name: value for name, value in asked.items() if value is not None}
     network, found = _open(source, weights, dict(arguments or {}), head)
-    chosen = {"mean": mean, "std": std} if mean is not None or std is not None else _pop_normalisation(found)
-    classifier = Classifier(network, head=head or found.pop("head", None), **chosen)
+    shown = {name: found.pop(name, None) for name in ("mean", "std", "head")}
+    if mean is not None or std is not None:
+        shown |= {"mean": mean, "std": std}
+    classifier = Classifier(network, **shown | ({} if head is None else {"head": head}))
     if classifier.mean is None:
         raise InvalidValueError(
             f"{source} does not say how images were normalised in training. Give mean and std, for pixels in [0,1]; if "
@@ -89,10 +91,6 @@ def _open(source: FilePath, weights: FilePath | None, arguments: dict[str, Any],
     return _open_architecture(text, weights, arguments, head)
 
 
-def _pop_normalisation(found: dict[str, Any]) -> dict[str, Any]:
-    return {name: found.pop(name, None) for name in ("mean", "std")}
-
-
 def _open_architecture(text: str, weights: FilePath | None, arguments: dict[str, Any], head: str | None) -> Opened:
     found = recognising.resolve(text)
     architecture, own = found["architecture"], building.is_own_code(found["architecture"])
@@ -106,7 +104,10 @@ def _open_architecture(text: str, weights: FilePath | None, arguments: dict[str,
     note = metadata.get("architecture", "").partition(",")[2]  # where the strides of a residual network are
     found["architecture"] = f"{architecture},{note}" if note and architecture == "resnet50" else architecture
     model = _build_for(found["architecture"], arguments, tensors, head, own)
-    zoo.load(model, tensors, origin=os.fspath(weights), new_head=False)
+    try:
+        zoo.load(model, tensors, origin=os.fspath(weights), new_head=False)
+    except InvalidValueError as error:
+        raise InvalidValueError(f"{error}. Give the arguments with which it was built ({arguments} here)") from error
     if "mean" in metadata and "std" in metadata:
         found |= {name: tuple(map(float, metadata[name].split(","))) for name in ("mean", "std")}
     known = recognising.from_timm(model) if architecture.startswith("timm:") else {}
@@ -135,6 +136,7 @@ def read_weights(path: FilePath) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Return the tensors of a safetensors file or a checkpoint of torch.save, and the text beside them."""
     if os.fspath(path).endswith(".safetensors"):
         return safetensors_io.read(path)
+    check_program(path)
     try:
         # Checkpoints of timm's training keep its options, which are only a bag of numbers and words.
         with torch.serialization.safe_globals([argparse.Namespace]):

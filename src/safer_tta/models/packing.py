@@ -1,6 +1,7 @@
 """A classifier and all that it takes to run it in one safetensors file, which holds numbers and words but no code."""
 
 import copy
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,6 +15,8 @@ from . import building, zoo
 from .card import Card, FilePath, check_kind
 from .classifier import Classifier
 from .recognising import complete
+
+log = logging.getLogger("safer_tta")
 
 
 def load_classifier(path: FilePath, *, code: FilePath | None = None) -> Classifier:
@@ -46,6 +49,9 @@ def load(path: FilePath, *, classes: int | None = None) -> Classifier:
         classifier = unpack(card, tensors)
     except InvalidValueError as error:
         raise InvalidValueError(f"{path}: {error}") from error
+    if building.code_of(card.architecture) != card.code:
+        file = card.architecture.partition(":")[0]
+        log.warning("%s.py is not the file that it was when %s was packed; check that it builds the same", file, path)
     if classes is not None:
         _fit_head(classifier, classes)
     return classifier

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from .._internal import user_code
 from .._internal.resizing import FILTERS, Resize
@@ -37,9 +37,14 @@ def complete(classifier: Classifier, given: Mapping[str, Any]) -> Card:
     classes = found.get("classes") or map(str, range(classifier.num_classes))
     shift, scale = classifier.mean, classifier.std
     if shift is not None and scale is not None:
-        found |= {"mean": tuple(shift.flatten().tolist()), "std": tuple(scale.flatten().tolist())}
+        found |= {"mean": _numbers(shift), "std": _numbers(scale)}
     found["code"] = building.code_of(found["architecture"])
     return Card(**{**found, "classes": tuple(map(str, classes)), "head": classifier.head_name})
+
+
+def _numbers(tensor: Tensor) -> tuple[float, ...]:
+    """Return the shortest numbers that are these again in float32: 0.485 and not 0.48500001430511475."""
+    return tuple(float(str(number)) for number in tensor.detach().flatten().float().cpu().numpy())
 
 
 def resolve(architecture: str) -> Found:
