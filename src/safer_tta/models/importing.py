@@ -68,8 +68,8 @@ def pack(
     classifier = Classifier(network, **shown | ({} if head is None else {"head": head}))
     if classifier.mean is None:
         raise InvalidValueError(
-            f"{source} does not say how images were normalised in training. Give mean and std, for pixels in [0,1]; if "
-            "they were not normalised, give mean 0 and std 1"
+            f"{source} does not say how images were normalised in training. Give mean and std, for pixels in [0,1]: "
+            "--mean 0.485,0.456,0.406 --std 0.229,0.224,0.225 for ImageNet's, --mean 0 --std 1 if they were not normalised"
         )
     return packing.save(classifier, out, **{**found, **given})
 
@@ -97,7 +97,8 @@ def _open_architecture(text: str, weights: FilePath | None, arguments: dict[str,
     if weights is None:
         if not own:
             raise InvalidValueError(
-                f"weights are missing: {text} names a network without weights. Give the file of its state dict"
+                f"{text} names a network without weights. Give weights, the file of its state dict: safer pack {text} "
+                "--weights WEIGHTS.pth --out model.safetensors"
             )
         return building.build(architecture, arguments), {**found, "arguments": arguments}
     tensors, metadata = read_weights(weights)
