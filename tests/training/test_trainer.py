@@ -15,8 +15,9 @@ from safer_tta._internal import safetensors_io
 from safer_tta.data import excerpt, open_dataset
 from safer_tta.data.store import digest_file
 from safer_tta.errors import InvalidValueError
+from safer_tta.models.card import read_card
 from safer_tta.training import SHIPPED, Recipe, robust, source_recipe, train, train_source, trainer
-from safer_tta.training.trainer import accuracy, check_classes, recipe_of, side_for, split
+from safer_tta.training.trainer import accuracy, check_classes, recipe_of, split
 from tests.conftest import WEIGHTS, needs_cuda, needs_weights
 from tests.processes import gate, kill_and_finish
 
@@ -138,7 +139,7 @@ def test_the_place_of_the_weights_does_not_matter(data, recipe, tmp_path):
 
 
 def test_a_model_remembers_the_side_of_its_images_and_its_classes(data, trained):
-    assert (side_for(trained), side_for(trained, 32)) == (64, 32)
+    assert read_card(trained).side == 64
     domain = data.domain("sketch")
     check_classes(trained, domain)
     with pytest.raises(InvalidValueError, match=r"knows the classes .* expected a model that was trained on this data"):

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from .._internal.progress import progress
+from .._internal.resizing import STRETCH, Resize
 
 
 def check_device(name: str) -> str:
@@ -127,12 +128,12 @@ def drop_missing(**values: Any) -> dict[str, Any]:
     return {name: None if (name, value) == ("weights", "none") else value for name, value in given.items()}
 
 
-def open_data(data: str, side: int, target: str, *, others: bool) -> Any:
+def open_data(data: str, side: int, target: str, *, others: bool, resize: Resize = STRETCH) -> Any:
     """Open a dataset and decode its target, and the other domains if they are needed too."""
     from ..data import open_dataset
 
     with progress("decoding images") as tick:
-        dataset = open_dataset(data, side=side, tick=tick)
+        dataset = open_dataset(data, side=side, resize=resize, tick=tick)
         dataset.domain(target)
         for name in dataset.domains if others else ():
             dataset.domain(name)

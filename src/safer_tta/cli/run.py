@@ -8,6 +8,7 @@ import typer
 from .._internal.checks import one_of
 from .._internal.defaults import METHOD, PREDICTOR
 from .._internal.progress import progress
+from .._internal.resizing import Resize
 from . import options
 from .options import drop_missing, open_data, result
 
@@ -34,10 +35,10 @@ def attack(
     as_json: options.AsJson = False,
 ) -> None:
     """Attack every image of a domain on the surrogate. The copies are kept, and all runs share them."""
-    from ..training.trainer import accuracy, side_for
+    from ..training.trainer import accuracy
 
     threat = _threat(attack, eps, step, attack_steps, attack_norm)
-    domain = _domain(data, side_for(surrogate, side), target, images, seed)[1]
+    domain = _domain(data, surrogate, side, target, images, seed)[1]
     model, attacked = _attacked(domain, surrogate, store, device=device, attack=attack, threat=threat, seed=seed)
     clean, under_attack = (accuracy(model, pictures, domain.labels) for pictures in (domain.images, attacked))
     result({"images": len(domain), "surrogate_clean": clean, "surrogate_attacked": under_attack}, as_json)
@@ -75,13 +76,12 @@ def run(
     from ..bench.run import Materials, perform
     from ..data import StreamSpec
     from ..training.definitions import definition_of
-    from ..training.trainer import side_for
 
     stream = StreamSpec(order=order, attack_rate=attack_rate, batch=batch, seed=seed)
     check_names(method, predictor, norm)
     threat = _threat(attack, eps, step, attack_steps, attack_norm)
     attacked_by = _attack_on(attack, threat, surrogate) if attack_rate > 0 else None
-    dataset, domain = _domain(data, side_for(model, side), target, images, seed)
+    dataset, domain = _domain(data, model, side, target, images, seed)
     experiment = Experiment(
         data=dataset.identity, target=target, source=definition_of(model), method=method, predictor=predictor,
         norm=norm, options=options.parse_settings(option),
@@ -97,11 +97,13 @@ def run(
     result(row, as_json, SHOWN)
 
 
-def _domain(data: str, side: int, target: str, images: int | None, seed: int) -> tuple[Any, Any]:
-    """Return the dataset and its target, or an excerpt of that."""
+def _domain(data: str, model: Path, side: int | None, target: str, images: int | None, seed: int) -> tuple[Any, Any]:
+    """Return the dataset, its images as the model takes them, and its target or an excerpt of that."""
     from ..data import excerpt
+    from ..models.card import read_card
 
-    dataset = open_data(data, side, target, others=False)
+    card = read_card(model)
+    dataset = open_data(data, side or card.side, target, others=False, resize=Resize.parse(card.resize))
     domain = dataset.domain(target)
     return dataset, domain if images is None else excerpt(domain, images, seed)
 

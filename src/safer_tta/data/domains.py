@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from .._internal import checks
 from .._internal.progress import Tick, silent
+from .._internal.resizing import STRETCH, Resize
 from ..errors import DataError
 from . import synthetic
 from .store import ArrayStore, content_of, digest, digest_arrays, digest_file, read_json, write_json
@@ -99,6 +100,7 @@ def open_dataset(
     data: str | os.PathLike[str],
     *,
     side: int = 224,
+    resize: Resize = STRETCH,
     cache: str | os.PathLike[str] | None = None,
     count: int = 1400,
     tick: Tick = silent,
@@ -108,6 +110,7 @@ def open_dataset(
     Args:
         data: "synthetic", or a folder `root/domain/class/image`.
         side: The pixels on a side to which images of a folder are resized.
+        resize: How they come to that side.
         cache: Where decoded images are kept. By default it is `$SAFER_CACHE`, or else the user's cache folder.
         count: The images in each domain of the embedded data.
         tick: Called with the number of images decoded and of all.
@@ -120,9 +123,14 @@ def open_dataset(
         return Dataset("synthetic", synthetic.DOMAINS, synthetic.CLASSES, load, digest({"synthetic": count}))
     folder = ImageFolder(data)
     store = ArrayStore(Path(cache) if cache is not None else default_cache() / "images")
-    load = functools.cache(functools.partial(_decode_domain, folder, side, store, tick))
-    identity = digest({"side": side, "files": _content(folder, store.folder / "identities")})
+    load = functools.cache(functools.partial(_decode_domain, folder, side, resize, store, tick))
+    identity = digest({"side": side, **_described(resize), "files": _content(folder, store.folder / "identities")})
     return Dataset(folder.name, tuple(folder.places), folder.classes, load, identity)
+
+
+def _described(resize: Resize) -> dict[str, str]:
+    """Return a rule for the name of what is made with it; the usual one has none."""
+    return {} if resize == STRETCH else {"resize": str(resize)}
 
 
 def _content(folder: ImageFolder, cache: Path) -> str:
@@ -205,15 +213,15 @@ def _recognise(root: Path, found: list[str]) -> tuple[str, dict[str, Path]]:
     return f"folder-{own}" if own in ("synthetic", *KNOWN) else own, {name: root / name for name in found}
 
 
-def decode(path: Path, side: int | None) -> NDArray[np.uint8]:
-    """Return an image file as (3,side,side) bytes, resized without a crop; `side=None` keeps its size."""
+def decode(path: Path, side: int | None, resize: Resize = STRETCH) -> NDArray[np.uint8]:
+    """Return an image file as (3,side,side) bytes; `side=None` keeps its size."""
     from PIL import Image
 
     try:
         with Image.open(path) as image:
             picture = eight_bit(image).convert("RGB")
             if side is not None:
-                picture = picture.resize((side, side), Image.Resampling.BILINEAR)
+                picture = resize.apply(picture, side)
             return np.ascontiguousarray(np.asarray(picture).transpose(2, 0, 1))
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise DataError(f"{path} cannot be read as an image: {error}. Replace or remove the file") from error
@@ -224,15 +232,16 @@ def eight_bit(image: Any) -> Any:
     return image.point(lambda value: value / 257).convert("L") if image.mode.startswith("I;16") else image
 
 
-def _decode_domain(folder: ImageFolder, side: int, store: ArrayStore, tick: Tick, name: str) -> Domain:
+def _decode_domain(folder: ImageFolder, side: int, resize: Resize, store: ArrayStore, tick: Tick, name: str) -> Domain:
     files = folder.files(name)
     labels = np.array([label for _, label in files], dtype=np.int64)
     listing = [[str(path.relative_to(folder.root)), path.stat().st_size, path.stat().st_mtime_ns] for path, _ in files]
     definition = {"dataset": folder.name, "domain": name, "side": side, "files": digest({"files": listing})}
+    definition |= _described(resize)
 
     def make(first: int, last: int) -> NDArray[np.uint8]:
         with ThreadPoolExecutor(os.cpu_count()) as pool:  # decoding releases the interpreter lock
-            return np.stack(list(pool.map(lambda item: decode(item[0], side), files[first:last])))
+            return np.stack(list(pool.map(lambda item: decode(item[0], side, resize), files[first:last])))
 
     images = store.get(definition, len(files), make, part=256, tick=tick)
     content = digest({"images": content_of(images), "labels": digest_arrays(labels)})

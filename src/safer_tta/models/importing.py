@@ -69,7 +69,7 @@ def pack(
     if classifier.mean is None:
         raise InvalidValueError(
             f"{source} does not say how images were normalised in training. Give mean and std, for pixels in [0,1]: "
-            "--mean 0.485,0.456,0.406 --std 0.229,0.224,0.225 for ImageNet's, --mean 0 --std 1 if they were not normalised"
+            "--mean 0.485,0.456,0.406 --std 0.229,0.224,0.225 are ImageNet's; --mean 0 --std 1 means that they were not"
         )
     return packing.save(classifier, out, **{**found, **given})
 

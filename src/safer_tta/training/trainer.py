@@ -29,7 +29,7 @@ from ..data import Domain
 from ..data.store import digest_file
 from ..errors import InvalidValueError
 from ..models import Classifier, load_classifier, packing, recognising, zoo
-from ..models.card import Card, find_card, read_card, read_metadata
+from ..models.card import Card, find_card, read_card
 from ..views.augment import crop_and_flip, jitter, sometimes_grey
 
 SAVING = 0.05  # the share of time for checkpoints, which are four times the size of the model with Adam's moments
@@ -105,14 +105,9 @@ def _check_same(path: Path, asked: dict[str, Any]) -> None:
 
 def recipe_of(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Return what a model was trained from: recipe, domains, classes, accuracy; of a packed one, nothing."""
-    metadata = read_metadata(path)
+    metadata = safetensors_io.read_metadata(path)
     Card.of(path, metadata)
     return dict(json.loads(metadata.get("recipe", "{}")))
-
-
-def side_for(path: str | os.PathLike[str], given: int | None = None) -> int:
-    """Return the pixels on a side of a model's images: `given`, or those that its file says."""
-    return given or read_card(path).side
 
 
 def check_classes(path: str | os.PathLike[str], domain: Domain) -> None:
