@@ -28,7 +28,8 @@ def describe_model(identity: str, domains: Iterable[str], recipe: Recipe) -> dic
     described = changed_fields(recipe)
     if recipe.weights is not None:
         described["weights"] = hash_weights(recipe.weights)
-    return {"data": identity, "domains": sorted(domains), "recipe": described}
+    code = code_of(recipe.architecture)
+    return {"data": identity, "domains": sorted(domains), "recipe": described, **({"code": code} if code else {})}
 
 
 def definition_of(path: str | os.PathLike[str]) -> dict[str, Any]:
