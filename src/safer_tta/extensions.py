@@ -23,7 +23,7 @@ REGISTRIES = (methods.METHODS, predictors.PREDICTORS, mixing.MIXINGS, pooling.RU
 class Extension:
     content: str  # a hash of the file
     names: frozenset[str]  # what it registers
-    everywhere: bool  # whether it adds an operator that presets draw, which changes every draw of views
+    everywhere: bool  # whether every run counts as one that uses it: it may add an operator that presets draw
 
 
 _loaded: dict[Path, Extension] = {}
@@ -36,8 +36,10 @@ def load(files: Iterable[str | Path]) -> None:
         if path in _loaded:
             continue
         before, operators = _names(), drawable_operators()
+        known = user_code.find(path.stem) is not None  # then what it registers is not seen here
         content = digest({"content": user_code.load(file).content.hex()})
-        _loaded[path] = Extension(content, frozenset(_names() - before), drawable_operators() != operators)
+        everywhere = known or drawable_operators() != operators
+        _loaded[path] = Extension(content, frozenset(_names() - before), everywhere)
 
 
 def _names() -> set[str]:

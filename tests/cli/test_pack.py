@@ -1,5 +1,6 @@
 """`safer pack`, and what it makes in every command that takes a model."""
 
+import dataclasses
 import importlib
 from collections import Counter
 
@@ -13,6 +14,9 @@ from safer_tta._internal.resizing import Resize
 from safer_tta._internal.seeds import generator
 from safer_tta.client import Client
 from safer_tta.models.card import read_card
+from safer_tta.serve.server import Service
+from safer_tta.training import Recipe
+from safer_tta.training.definitions import definition_of, describe_model
 from safer_tta.training.trainer import recipe_of
 from tests.conftest import identical
 from tests.models.conftest import forget
@@ -116,19 +120,30 @@ def test_a_packed_model_runs_is_attacked_and_trained_on(good, tmp_path, forget):
     assert good(*own, "run", *common, "--model", second, *options, *under_attack)["accuracy_attacked"] is not None
 
 
-def test_code_enters_the_name_of_a_run(good, tmp_path, forget):
+def version_of(service):
+    engine = service.engine()
+    engine.stop()
+    return engine.served.version
+
+
+def test_code_enters_the_names_of_runs_trainings_and_services(good, tmp_path, forget):
     """Another file that builds the same network gives rows of their own; the packed weights are the same."""
     had, path = HAD["own"](tmp_path), tmp_path / "model.safetensors"
     good("pack", *had.words, "--out", path)
-    from safer_tta.training.definitions import definition_of
 
-    before = definition_of(path)
+    forget()
+    service = Service(model=path, folder=tmp_path / "one", code=(str(had.code),), method="none", predictor="plain")
+    versions = [version_of(service)]
+    defined = [definition_of(path)]
+    trained = [describe_model("data", ["photo"], Recipe(architecture="my_models:make", weights=str(path)))]
     forget()
     had.code.write_text(had.code.read_text() + "\n# a comment\n")
-    safer_tta.load_classifier(path, code=had.code)
-    after = definition_of(path)
-    assert before["file"] == after["file"]
-    assert before["code"] != after["code"]
+    versions.append(version_of(dataclasses.replace(service, folder=tmp_path / "two")))
+    defined.append(definition_of(path))
+    trained.append(describe_model("data", ["photo"], Recipe(architecture="my_models:make", weights=str(path))))
+    for before, after in (versions, defined, trained):
+        assert before != after
+    assert defined[0]["file"] == defined[1]["file"]
 
 
 @pytest.mark.parametrize(

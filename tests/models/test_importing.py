@@ -2,24 +2,29 @@
 
 import argparse
 import ast
+import contextlib
+import io
 import json
 from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 
 import safer_tta
-from safer_tta import Classifier, load_classifier
+from safer_tta import Classifier, SaferError, load_classifier
 from safer_tta._internal import safetensors_io
 from safer_tta.errors import InvalidValueError
-from safer_tta.models import pack, zoo
+from safer_tta.models import building, pack, zoo
 from safer_tta.models.card import read_card
 from safer_tta.models.importing import read_weights
 from tests.conftest import identical
 from tests.models.parts import CLASSES, HAD, OWN, SIDE, spread
 from tests.models.test_packing import IMAGES, Whole
 
+VIT = "timm:vit_tiny_patch16_224"
 PLAIN = {"mean": 0, "std": 1, "side": SIDE}
 
 
@@ -81,6 +86,32 @@ def test_damaged_and_exported_files_are_refused(small, tmp_path):
         pack("small", tmp_path / "out", weights=tmp_path / "program.pt", **PLAIN)
 
 
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_a_damaged_checkpoint_raises_nothing_of_its_own(checkpoint, data, tmp_path_factory):
+    """It is read or refused, wherever a byte differs or the file ends, in the zipped and in the older format."""
+    content = bytearray(data.draw(st.sampled_from(checkpoint)))
+    place = data.draw(st.integers(0, len(content) - 1))
+    if data.draw(st.booleans()):
+        content = content[:place]
+    else:
+        content[place] ^= data.draw(st.integers(1, 255))
+    path = tmp_path_factory.mktemp("damaged") / "w.pth"
+    path.write_bytes(content)
+    with contextlib.suppress(SaferError):
+        assert read_weights(path)[0]
+
+
+@pytest.fixture(scope="module")
+def checkpoint():
+    found = []
+    for zipped in (True, False):
+        file = io.BytesIO()
+        torch.save({"state_dict": nn.Linear(2, 3).state_dict()}, file, _use_new_zipfile_serialization=zipped)
+        found.append(file.getvalue())
+    return found
+
+
 def test_pickles_are_read_in_one_place_only():
     """And there only weights: nowhere else is torch.load called, and never without weights_only=True."""
     readers = ("torch.load", "torch.jit.load", "pickle.load", "pickle.loads")
@@ -115,6 +146,14 @@ def test_the_number_of_classes_is_that_of_the_weights(classes, tmp_path):
         ("mine.py:system", {"arguments": {"command": "exit"}}, "defines no function or class 'system'"),
         ("mine.py:make", {"weights": "w.pth"}, "does not fit this architecture"),
         ("folder", {}, "cannot be loaded as an image classifier"),
+        ("hf:nowhere", {}, "nowhere is not a folder"),
+        ("nowhere", {}, "architecture 'nowhere' is unknown"),
+        ("w.pth", {}, "Pack it with its architecture: safer pack timm:NAME --weights w.pth"),
+        (
+            VIT,
+            {"weights": "vit.pth", "arguments": {"img_size": 32}, "side": 40},
+            "Give the side",
+        ),
     ],
 )
 def test_mistakes_are_refused(source, options, says, small, tmp_path, monkeypatch, forget):
@@ -122,6 +161,8 @@ def test_mistakes_are_refused(source, options, says, small, tmp_path, monkeypatc
     Path("mine.py").write_text(OWN)
     Path("folder").mkdir()
     torch.save(small.state_dict(), "w.pth")
+    if options.get("weights") == "vit.pth":
+        torch.save(building.build(source, {"img_size": 32, "num_classes": 2}).state_dict(), "vit.pth")
     with pytest.raises(InvalidValueError, match=says):
         pack(source, "out", **{**PLAIN, **options})
     assert not Path("out").exists()

@@ -14,7 +14,7 @@ from safer_tta import Classifier, SaferError, adapt, load_classifier
 from safer_tta._internal import safetensors_io
 from safer_tta.errors import InvalidTypeError, InvalidValueError, TensorFileError
 from safer_tta.models import zoo
-from safer_tta.models.card import read_card
+from safer_tta.models.card import Card, read_card
 from safer_tta.models.norm import MedBN
 from tests.conftest import identical
 from tests.models.parts import CLASSES, HAD, OWN, SIDE, spread
@@ -62,6 +62,26 @@ def test_what_is_loaded_is_saved_again_byte_for_byte(packed, tmp_path):
     card = read_card(path)
     assert (card.classes, card.side, card.resize, card.mean) == (CLASSES, SIDE, "crop 0.9", (0.5, 0.4, 0.3))
     assert torch.equal(load_classifier(path).std, saved.std)
+
+
+CARDS = st.builds(
+    Card,
+    architecture=st.text(min_size=1),
+    arguments=st.dictionaries(
+        st.text(), st.none() | st.booleans() | st.integers() | st.text() | st.lists(st.floats(0, 1))
+    ),
+    classes=st.lists(st.text(), min_size=1, unique=True).map(tuple),
+    side=st.integers(1, 9999),
+    head=st.none() | st.text(),
+    mean=st.none() | st.tuples(*[st.floats(-2, 2)] * 3),
+    std=st.none() | st.tuples(*[st.floats(0.1, 2)] * 3),
+)
+
+
+@given(card=CARDS)
+def test_a_card_is_read_as_it_is_written(card):
+    file = safetensors_io.dumps({}, card.metadata())
+    assert Card.of("file", safetensors_io.loads(file)[1]) == card
 
 
 def test_a_model_that_a_trainer_wrote_before_there_were_cards_is_loaded(packed, tmp_path):

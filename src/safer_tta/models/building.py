@@ -1,6 +1,7 @@
 """Networks from the words and numbers in a model's file: nothing in such a file can be run, fetched or unpickled."""
 
 import re
+import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
@@ -39,7 +40,8 @@ def build(architecture: str, arguments: Mapping[str, Any]) -> nn.Module:
     except SaferError:
         raise
     except Exception as error:  # of the library or of the user's own code
-        problem = f"{architecture} cannot be built with {dict(arguments)}: {user_code.explain(error)}"
+        given = textwrap.shorten(str(dict(arguments)), 200)
+        problem = f"{architecture} cannot be built with {given}: {user_code.explain(error)}"
         raise InvalidValueError(f"{problem}. Give other arguments, or another version of {library}") from error
     if not isinstance(model, nn.Module):
         raise InvalidValueError(f"{architecture} returned a {type(model).__name__}; expected a torch.nn.Module")
@@ -97,11 +99,19 @@ def _names_in(value: Any) -> Iterator[str]:
             yield from _names_in(inner)
 
 
+def missing_transformers(error: Exception) -> MissingPackageError:
+    """Make the error for transformers, which imports torchvision if there is one."""
+    return MissingPackageError(
+        f"this model needs transformers, which cannot be imported ({error}): pip install transformers, and the "
+        "torchvision that belongs to your torch"
+    )
+
+
 def _build_hugging_face(config: Mapping[str, Any]) -> nn.Module:
     try:
         from transformers import CONFIG_MAPPING, AutoModelForImageClassification
     except (ImportError, RuntimeError) as error:
-        raise MissingPackageError("this model needs transformers: pip install transformers") from error
+        raise missing_transformers(error) from error
     known = {key: value for key, value in config.items() if key != "model_type"}
     made = CONFIG_MAPPING[config["model_type"]].from_dict(known)
     return cast(nn.Module, AutoModelForImageClassification.from_config(made, trust_remote_code=False))

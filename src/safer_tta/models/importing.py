@@ -4,7 +4,6 @@ import argparse
 import json
 import logging
 import os
-import pickle
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 
 from .._internal import safetensors_io
 from .._internal.resizing import Resize
-from ..errors import InvalidValueError, MissingPackageError
+from ..errors import InvalidValueError
 from . import building, packing, recognising, zoo
 from .card import SIDE, Card, check_program
 from .classifier import Classifier, Statistics
@@ -82,7 +81,11 @@ def _open(source: FilePath, weights: FilePath | None, arguments: dict[str, Any],
         if weights is not None:
             raise InvalidValueError(f"weights is {weights} and {folder} has its own; leave weights out")
         return _open_folder(folder)
-    if text.endswith(".safetensors") and folder.is_file():
+    if text.startswith(f"{building.HUGGING_FACE}:"):
+        raise InvalidValueError(
+            f"{folder} is not a folder; expected the one that save_pretrained wrote, on this machine"
+        )
+    if folder.is_file():
         classifier = packing.load_classifier(folder)
         card = classifier.card
         assert card is not None
@@ -96,6 +99,7 @@ def _open_architecture(text: str, weights: FilePath | None, arguments: dict[str,
     architecture, own = found["architecture"], building.is_own_code(found["architecture"])
     if weights is None:
         if not own:
+            zoo.builder(architecture)  # an unknown name is what has to be put right first
             raise InvalidValueError(
                 f"{text} names a network without weights. Give weights, the file of its state dict: safer pack {text} "
                 "--weights WEIGHTS.pth --out model.safetensors"
@@ -111,7 +115,7 @@ def _open_architecture(text: str, weights: FilePath | None, arguments: dict[str,
         raise InvalidValueError(f"{error}. Give the arguments with which it was built ({arguments} here)") from error
     if "mean" in metadata and "std" in metadata:
         found |= {name: tuple(map(float, metadata[name].split(","))) for name in ("mean", "std")}
-    known = recognising.from_timm(model) if architecture.startswith("timm:") else {}
+    known = recognising.from_timm(model, arguments) if architecture.startswith("timm:") else {}
     known = {"side": SIDE, "resize": "crop 0.875"} if architecture.startswith("torchvision:") else known
     return model, {**known, **found, "arguments": arguments}
 
@@ -144,7 +148,7 @@ def read_weights(path: FilePath) -> tuple[dict[str, Tensor], dict[str, str]]:
             content = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, OSError) as error:
+    except Exception as error:  # torch's reader raises errors of many kinds
         problem = f"{path} holds more than weights, or is damaged, and to unpickle it could run code"
         raise InvalidValueError(
             f"{problem}. Where the model is, write torch.save(model.state_dict(), 'weights.pth') and pack that"
@@ -184,7 +188,7 @@ def _open_folder(folder: Path) -> Opened:
     try:
         from transformers import AutoModelForImageClassification
     except (ImportError, RuntimeError) as error:
-        raise MissingPackageError("a Hugging Face folder needs transformers: pip install transformers") from error
+        raise building.missing_transformers(error) from error
     try:
         model, report = AutoModelForImageClassification.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False, output_loading_info=True

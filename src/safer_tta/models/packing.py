@@ -3,6 +3,7 @@
 import copy
 import logging
 import os
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from .._internal import safetensors_io, user_code
-from ..errors import InvalidTypeError, InvalidValueError
+from ..errors import InvalidTypeError, InvalidValueError, SaferError
 from . import building, zoo
 from .card import Card, FilePath, check_kind
 from .classifier import Classifier
@@ -117,13 +118,26 @@ def _check_same(classifier: Classifier, card: Card) -> None:
     original.model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
     again = unpack(card, _tensors(original.model))
     images = torch.rand(2, 3, card.side, card.side, generator=torch.Generator().manual_seed(0)).to(original.dtype)
-    with torch.no_grad():
-        if not torch.equal(original(images)[1], again(images)[1]):
-            raise InvalidValueError(
-                f"{card.architecture} with {dict(card.arguments)} builds a network that gives other answers than the "
-                "model. Give architecture and arguments with which it was built; if it was changed afterwards, do that "
-                "in a function of your own file: architecture='my_models.py:make'"
-            )
+    if not torch.equal(_scores(original, images), _scores(again, images)):
+        given = textwrap.shorten(str(dict(card.arguments)), 200)
+        raise InvalidValueError(
+            f"{card.architecture} with {given} builds a network that gives other answers than the model. Give "
+            "architecture and arguments with which it was built; if it was changed afterwards, do that in a function "
+            "of your own file: architecture='my_models.py:make'"
+        )
+
+
+@torch.no_grad()
+def _scores(classifier: Classifier, images: Tensor) -> Tensor:
+    """Return the scores of images, or say that the model does not take images of this size."""
+    try:
+        scores: Tensor = classifier(images)[1]
+    except SaferError:
+        raise
+    except Exception as error:  # of the network, in its own words
+        problem = f"the model fails on images of {tuple(images.shape[2:])} pixels ({type(error).__name__}: {error})"
+        raise InvalidValueError(f"{problem}. Give the side of the images that it takes") from error
+    return scores
 
 
 def _fit_head(classifier: Classifier, classes: int) -> None:

@@ -67,7 +67,7 @@ def recognise(classifier: Classifier) -> Found:
         return from_config(type(model).__name__, json.loads(config.to_json_string()))
     if shown and "architecture" in shown:
         arguments = {"num_classes": classifier.num_classes}
-        return {"architecture": f"timm:{shown['architecture']}", "arguments": arguments, **from_timm(model)}
+        return {"architecture": f"timm:{shown['architecture']}", "arguments": arguments, **from_timm(model, arguments)}
     return {}
 
 
@@ -85,10 +85,11 @@ def from_config(name: str, config: Mapping[str, Any]) -> Found:
     return found
 
 
-def from_timm(model: nn.Module) -> Found:
-    """Return how timm's evaluation of a model resizes images."""
+def from_timm(model: nn.Module, arguments: Mapping[str, Any]) -> Found:
+    """Return how timm's evaluation of a model resizes images; `img_size` is its name for another side."""
     shown: Any = model.pretrained_cfg
     kind = shown.get("interpolation")
     share = None if shown.get("crop_mode") == "squash" else float(shown.get("crop_pct") or 1)
     resize = Resize(share, kind if kind in FILTERS else "bilinear")
-    return {"side": int(shown["input_size"][-1]), "resize": str(resize)}
+    side = arguments.get("img_size") or shown["input_size"][-1]
+    return {"side": side, "resize": str(resize)}
