@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from .guards import Guard
     from .methods import Method
     from .mixing import AdaptiveMixing, Mixing
-    from .models import Classifier
+    from .models import Classifier, load_classifier
     from .predictors import Defended, Plain, Prediction, Predictor, Safer
 
 __version__ = "0.1.0"
@@ -43,6 +43,7 @@ logging.getLogger(__name__).addHandler(logging.NullHandler())
 __all__ = [  # noqa: RUF022 - in groups
     # What users call.
     "Classifier", "Guard", "Method", "Prediction", "SaferError", "adapt", "compare", "keep_freed_memory",
+    "load_classifier",
     # What is configured or extended.
     "AdaptiveMixing", "Defended", "Gate", "Mixing", "Plain", "Predictor", "Safer",
     # Rooms.
@@ -54,6 +55,7 @@ __all__ = [  # noqa: RUF022 - in groups
 _HOMES = {"adapt": "api", "keep_freed_memory": "_internal.malloc", "SaferError": "errors", "Classifier": "models"}
 _HOMES |= {
     "compare": "comparison",
+    "load_classifier": "models",
     "Gate": "gate",
     "Guard": "guards",
     "Method": "methods",

@@ -14,7 +14,7 @@ from tests.conftest import needs_pacs
 from tests.data.parts import image_folder, pacs_excerpt
 from tests.processes import python
 
-COMMANDS = ["attack", "bench", "data check", "demo", "doctor", "methods", "run", "send", "serve", "train"]
+COMMANDS = ["attack", "bench", "data check", "demo", "doctor", "methods", "pack", "run", "send", "serve", "train"]
 
 
 def test_every_command_is_listed(safer):

@@ -36,10 +36,10 @@ UNKNOWN = [  # a name that is not known, and the nearest one
     ("rnu", "No such command 'rnu'. Did you mean 'run'?"),
 ]
 MISSING = [  # files and folders
-    ("run --target sketch --model nowhere --store .", "Invalid value for '--model': file 'nowhere' does not exist"),
-    (RUN + "--attack-rate 50 --surrogate nowhere", "Invalid value for '--surrogate': file 'nowhere' does not exist"),
-    ("attack --target sketch --surrogate nowhere --store .", "Invalid value for '--surrogate': file 'nowhere'"),
-    ("serve --model nowhere", "Invalid value for '--model': file 'nowhere' does not exist"),
+    ("run --target sketch --model nowhere --store .", "Invalid value for '--model': path 'nowhere' does not exist"),
+    (RUN + "--attack-rate 50 --surrogate nowhere", "Invalid value for '--surrogate': path 'nowhere' does not exist"),
+    ("attack --target sketch --surrogate nowhere --store .", "Invalid value for '--surrogate': path 'nowhere'"),
+    ("serve --model nowhere", "Invalid value for '--model': path 'nowhere' does not exist"),
     (SERVE + "--tokens nowhere", "Invalid value for '--tokens': file 'nowhere' does not exist"),
     (TRAIN + "--weights nowhere", "Invalid value for '--weights': file 'nowhere' does not exist"),
     (TRAIN + "--data /nowhere", "Invalid value for '--data': '/nowhere' is not a folder; expected root/domain/class"),

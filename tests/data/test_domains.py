@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
+from safer_tta._internal.resizing import STRETCH, Resize
 from safer_tta.data import DataError, open_dataset
 from safer_tta.data.check import check
 from safer_tta.data.decoding import decode
@@ -205,3 +206,18 @@ def test_pacs_has_the_official_numbers():
     found = check(PACS)
     assert (found["dataset"], found["differences"], found["unreadable"]) == ("pacs", [], [])
     assert sum(sum(counts.values()) for counts in found["counts"].values()) == 9991
+
+
+def test_images_come_to_their_side_by_the_rule(tmp_path):
+    """Another rule gives other images, a dataset of another identity, and its own files in the cache."""
+    image_folder(tmp_path / "data")
+    path = tmp_path / "data" / "one" / "cat" / "0.png"
+    noise = np.random.default_rng(0).integers(256, size=(16, 24, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(path)
+    stretched, cropped = (
+        open_dataset(tmp_path / "data", side=16, resize=resize, cache=tmp_path) for resize in (STRETCH, Resize(1.0))
+    )
+    assert stretched.identity == open_dataset(tmp_path / "data", side=16, cache=tmp_path).identity
+    assert stretched.identity != cropped.identity
+    assert np.array_equal(cropped.domain("one").images[0], noise[:, 4:20].transpose(2, 0, 1))
+    assert not np.array_equal(stretched.domain("one").images[0], cropped.domain("one").images[0])

@@ -35,6 +35,7 @@ _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 Content = tuple[dict[str, Tensor], dict[str, str]]
 _LARGEST_HEADER = 100_000_000
 CONTENT = "blake2b"  # the key of the hash of all tensors' bytes in the metadata
+HEADER = "blake2b_header"  # the key of the hash of the rest of the header: names, types, shapes and metadata
 
 
 def write(path: FilePath, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
@@ -60,6 +61,7 @@ def _encode(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None) -
         offsets = [offset, offset + size]
         header[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": offsets}
         offset += size
+    header["__metadata__"][HEADER] = _hash_header(header)
     encoded = json.dumps(header, separators=(",", ":")).encode()
     encoded += b" " * (-len(encoded) % 8)  # the format requires data to start on an eight-byte boundary
     yield struct.pack("<Q", len(encoded))
@@ -81,7 +83,9 @@ def loads(content: bytes, name: str = "bytes") -> Content:
 def read_metadata(path: FilePath) -> dict[str, str]:
     """Read only the text in the header."""
     with open(path, "rb") as file:
-        return {name: text for name, text in _read_header(file, path)[1].items() if name != CONTENT}
+        metadata = _read_header(file, path)[1]
+    metadata.pop(CONTENT, None)
+    return metadata
 
 
 def _decode(file: IO[bytes], path: FilePath) -> Content:
@@ -103,10 +107,19 @@ def _read_header(file: IO[bytes], path: FilePath) -> tuple[dict[str, Any], dict[
     encoded = file.read(length)
     try:
         header = json.loads(encoded)
+        written = header.get("__metadata__", {}).pop(HEADER, None)
+        if written is not None and written != _hash_header(header):
+            raise TensorFileError(f"{path} is damaged: its header is not what was written. Restore it from a copy")
         metadata = {str(key): str(value) for key, value in header.pop("__metadata__", {}).items()}
-    except (ValueError, AttributeError, TypeError) as error:
+    except TensorFileError:
+        raise
+    except (ValueError, AttributeError, TypeError, RecursionError) as error:
         raise TensorFileError(f"{path} is not a safetensors file (its header is not a JSON object)") from error
     return header, metadata
+
+
+def _hash_header(header: Mapping[str, Any]) -> str:
+    return hash_bytes([json.dumps(header, sort_keys=True).encode()]).hex()
 
 
 def _tensor(path: FilePath, name: str, entry: Any, data: NDArray[np.uint8]) -> Tensor:

@@ -20,7 +20,7 @@ from ..data import Batch, Domain, Stream
 from ..data.store import digest
 from ..errors import InvalidValueError
 from ..methods import Method
-from ..training import load
+from ..models import load_classifier
 from ..training.definitions import definition_of
 from ..training.trainer import check_classes, warn_if_seen
 from .experiment import Experiment
@@ -63,7 +63,7 @@ def perform(
     check_classes(materials.source, materials.domains[0])
     copies = tuple(domain.images for domain in materials.domains) if experiment.attacked_live else materials.attacked
     stream = Stream(materials.domains, experiment.stream, copies)
-    method = experiment.build(load(materials.source).to(materials.device))
+    method = experiment.build(load_classifier(materials.source).to(materials.device))
     folder.mkdir(parents=True, exist_ok=True)
     _forget_peak(method.classifier.device)
     unfinished = results.progress(experiment.name)

@@ -19,10 +19,14 @@ from .. import __version__
 from .._internal.malloc import keep_freed_memory
 from .._internal.progress import progress
 from ..errors import SaferError
-from . import bench, run, service, train
+from . import bench, pack, run, service, train
 from .options import AsJson, Seed, Target, result
 
-EXTENSION = typer.Option(help="A Python file of yours that registers a method, an attack and so on; may be repeated.")
+EXTENSION_HELP = (
+    "A Python file of yours that may be run: it registers a method, an attack and so on, or builds the network of a "
+    "packed model; may be repeated."
+)
+EXTENSION = typer.Option(help=EXTENSION_HELP)
 MANIFEST = typer.Option(help="Where to write every file's hash (default: NAME-manifest.json).")
 
 
@@ -58,6 +62,7 @@ app = typer.Typer(
 )
 data_app = typer.Typer(no_args_is_help=True, help="Inspect a dataset.")
 app.add_typer(data_app, name="data")
+app.command("pack")(pack.pack)
 app.command("train")(train.train)
 app.command("attack")(run.attack)
 app.command("run")(run.run)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .._internal.resizing import STRETCH, Resize
 from ..errors import DataError
 
 ORIENTATION = 0x0112  # the EXIF tag
@@ -17,8 +18,8 @@ TURNS = {
 }  # fmt: skip
 
 
-def decode(path: Path, side: int | None) -> NDArray[np.uint8]:
-    """Return an image file as (3,side,side) bytes, upright and resized without a crop; `side=None` keeps its size."""
+def decode(path: Path, side: int | None, resize: Resize = STRETCH) -> NDArray[np.uint8]:
+    """Return an image file as (3,side,side) bytes, upright; `side=None` keeps its size."""
     from PIL import Image
 
     if is_broken_link(path):
@@ -27,7 +28,7 @@ def decode(path: Path, side: int | None) -> NDArray[np.uint8]:
         with Image.open(path) as image:
             picture = to_rgb(image)
             if side is not None:
-                picture = picture.resize((side, side), Image.Resampling.BILINEAR)
+                picture = resize.apply(picture, side)
             return np.ascontiguousarray(np.asarray(picture).transpose(2, 0, 1))
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise DataError(f"{path} cannot be read as an image: {error}. Replace or remove the file") from error

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from .._internal import checks
 from .._internal.progress import Tick, silent
+from .._internal.resizing import STRETCH, Resize
 from ..errors import DataError
 from . import synthetic
 from .decoding import decode, is_broken_link, is_turned
@@ -100,6 +101,7 @@ def open_dataset(
     data: str | os.PathLike[str],
     *,
     side: int = 224,
+    resize: Resize = STRETCH,
     cache: str | os.PathLike[str] | None = None,
     count: int = 1400,
     tick: Tick = silent,
@@ -109,6 +111,7 @@ def open_dataset(
     Args:
         data: "synthetic", or a folder `root/domain/class/image`.
         side: The pixels on a side to which images of a folder are resized.
+        resize: How they come to that side.
         cache: Where decoded images are kept. By default it is `$SAFER_CACHE`, or else the user's cache folder.
         count: The images in each domain of the embedded data.
         tick: Called with the number of images decoded and of all.
@@ -123,9 +126,14 @@ def open_dataset(
     for problem in folder.empty_classes():
         raise DataError(problem)
     store = ArrayStore(Path(cache) if cache is not None else default_cache() / "images")
-    load = functools.cache(functools.partial(_decode_domain, folder, side, store, tick))
-    identity = digest({"side": side, "files": _content(folder, store.folder / "identities")})
+    load = functools.cache(functools.partial(_decode_domain, folder, side, resize, store, tick))
+    identity = digest({"side": side, **_described(resize), "files": _content(folder, store.folder / "identities")})
     return Dataset(folder.name, tuple(folder.places), folder.classes, load, identity)
+
+
+def _described(resize: Resize) -> dict[str, str]:
+    """Return a rule for the name of what is made with it; the usual one has none."""
+    return {} if resize == STRETCH else {"resize": str(resize)}
 
 
 def _content(folder: ImageFolder, cache: Path) -> str:
@@ -231,16 +239,17 @@ def _recognise(root: Path, found: list[str]) -> tuple[str, dict[str, Path]]:
     return f"folder-{own}" if own in ("synthetic", *KNOWN) else own, {name: root / name for name in found}
 
 
-def _decode_domain(folder: ImageFolder, side: int, store: ArrayStore, tick: Tick, name: str) -> Domain:
+def _decode_domain(folder: ImageFolder, side: int, resize: Resize, store: ArrayStore, tick: Tick, name: str) -> Domain:
     files = folder.files(name)
     labels = np.array([label for _, label in files], dtype=np.int64)
     listing = [[str(path.relative_to(folder.root)), *_status(path)] for path, _ in files]
     definition = {"dataset": folder.name, "domain": name, "side": side, "files": digest({"files": listing})}
     definition["upright"] = True  # arrays in older caches are not
+    definition |= _described(resize)
 
     def make(first: int, last: int) -> NDArray[np.uint8]:
         with ThreadPoolExecutor(os.cpu_count()) as pool:  # decoding releases the interpreter lock
-            return np.stack(list(pool.map(lambda item: decode(item[0], side), files[first:last])))
+            return np.stack(list(pool.map(lambda item: decode(item[0], side, resize), files[first:last])))
 
     images = store.get(definition, len(files), make, part=256, tick=tick)
     content = digest({"images": content_of(images), "labels": digest_arrays(labels)})

@@ -1,9 +1,10 @@
 """Any image classifier as features and a linear head, without a change to its code."""
 
 import contextlib
+import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,9 @@ from .._internal.temporary import temporarily
 from ..errors import InvalidTypeError, InvalidValueError, SaferError, UnknownNameError
 from . import norm as norms_of
 from .trunk import Trunk
+
+if TYPE_CHECKING:
+    from .card import Card
 
 Statistics = float | Sequence[float]
 Updates = Literal["none", "norm", "features", "all"]
@@ -63,6 +67,7 @@ class Classifier(nn.Module):
         self._split = False  # whether the model runs without its head, so that it can be compiled whole
         self._trunk: Trunk | None = None
         self.revision = 0
+        self.card: Card | None = None  # what its file says of it, if it was loaded from one
         self.precision, self.compiled = "float32", False
         self.accelerate(precision=precision, compile=compile)
 
@@ -169,6 +174,37 @@ class Classifier(nn.Module):
 
     def _to_single(self, tensor: Tensor) -> Tensor:
         return tensor if self.precision == "float32" else tensor.float()
+
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        architecture: str | None = None,
+        arguments: Mapping[str, Any] | None = None,
+        classes: Sequence[str] | None = None,
+        side: int | None = None,
+        resize: str | None = None,
+    ) -> None:
+        """Write the classifier to one file from which `safer_tta.load_classifier` builds it again.
+
+        What timm, transformers or a file of this library built is recognised; of other models say how they are built.
+
+        Args:
+            path: The file, in the safetensors format. It holds weights and text, and no code.
+            architecture: `timm:NAME`, `torchvision:NAME`, a name of the zoo, or `FILE.py:FUNCTION` of your own.
+            arguments: What that function was called with, as a dict of numbers, words and lists.
+            classes: The names of the classes in the order of the scores; by default numbers.
+            side: Height and width of the model's images, in pixels.
+            resize: How images come to that side: "stretch", or "crop 0.875 bicubic".
+
+        Raises:
+            InvalidValueError: If something is missing, or the file would give other answers than this classifier.
+        """
+        from . import packing
+
+        packing.save(
+            self, path, architecture=architecture, arguments=arguments, classes=classes, side=side, resize=resize
+        )
 
     def features(self, images: Tensor) -> Tensor:
         """Return what enters the head, (B,d)."""

@@ -25,6 +25,7 @@ class Served:
     norm: str | None
     classes: tuple[str, ...]
     side: int
+    resize: str  # how images of another size come to that side
     views: int
     abstain: float | None  # the suspicion above which an image is flagged
 
