@@ -36,7 +36,7 @@ def test_learning_does_not_reach_into_the_callers_graph(model, images):
 def test_ordinary_use_prints_and_warns_nothing(model, capfd):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        list(safer_tta.adapt(model, seed=0).stream(batches(2)))
+        list(safer_tta.adapt(model, mean=0, std=1, seed=0).stream(batches(2)))
     assert capfd.readouterr() == ("", "")
 
 
@@ -105,7 +105,7 @@ def test_the_normalisation_of_a_given_predictor_is_used(model, images):
         ({"model": classifier(), "mean": 0.5, "std": 0.5}, InvalidValueError, "is a Classifier already"),
         ({"model": small_net(norm="group"), "norm": "medbn"}, InvalidValueError, "no batch-norm"),
         ({"model": small_net(norm="group"), "method": "bn"}, InvalidValueError, "no batch-norm"),
-        ({"model": nn.Sequential(nn.Conv2d(3, 4, 1), nn.Flatten())}, InvalidValueError, "no head found"),
+        ({"model": nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten())}, InvalidValueError, "no head found"),
     ],
 )
 def test_mistakes_are_refused(model, options, error, says):

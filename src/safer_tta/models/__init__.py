@@ -2,5 +2,7 @@
 
 from . import norm, zoo
 from .classifier import Classifier
+from .head import binary_head
+from .zero_shot import ZeroShot, zero_shot
 
-__all__ = ["Classifier", "norm", "zoo"]
+__all__ = ["Classifier", "ZeroShot", "binary_head", "norm", "zero_shot", "zoo"]
