@@ -24,7 +24,7 @@ from .._internal.temporary import temporarily
 from ..errors import InvalidTypeError
 from ..methods import Evaluation, Method, Snapshot, evaluate
 from ..pooling import entropy
-from ..predictors import Prediction
+from ..predictors import Prediction, take_images
 from .anchor import Anchor
 
 log = logging.getLogger("safer_tta")
@@ -192,10 +192,13 @@ class Guard:
         """Adapt over batches of (images, labels), and return the accuracy of the answers."""
         return evaluate(self, loader)
 
-    def stream(self, batches: Iterable[Any], *, prefetch: bool = False) -> Iterator[Prediction]:
-        """Adapt over many batches. `prefetch` changes nothing: every answer is checked before the next batch."""
+    def stream(self, batches: Iterable[Any], *, prefetch: bool = False, key: str | None = None) -> Iterator[Prediction]:
+        """Adapt over many batches, as `Method.stream` does.
+
+        `prefetch` changes nothing: every answer is checked before the next batch.
+        """
         for batch in batches:
-            yield self(batch[0] if isinstance(batch, (tuple, list)) else batch)
+            yield self(take_images(batch, key))
 
     @exclusive
     def __call__(self, images: Tensor, *, learn: bool = True) -> Prediction:

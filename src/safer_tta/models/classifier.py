@@ -147,7 +147,10 @@ class Classifier(nn.Module):
 
     def _run_watched(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Run the model as it is and note what enters its head."""
-        with Watch(dict(zip(self.head_name.split(heads.JOIN), self._layers(), strict=True))) as watch, self._autocast(images):
+        with (
+            Watch(dict(zip(self.head_name.split(heads.JOIN), self._layers(), strict=True))) as watch,
+            self._autocast(images),
+        ):
             output = self.model(self.prepare(images))
         scores = scores_of(output, self.output)
         if not self._verified:

@@ -38,7 +38,9 @@ def _problems(model: nn.Module) -> Iterator[str]:
             whole = "adapt(model._orig_mod)" if not name else f"model.set_submodule({name!r}, model.{name}._orig_mod)"
             yield f"{what} is compiled already. Give the module from before: {whole}; compile=True compiles it later"
         elif ".quantized" in type(module).__module__:
-            yield f"{what} is quantised ({type(module).__name__}) and cannot learn" + _AS_IT_WAS.format(made="quantised")
+            yield f"{what} is quantised ({type(module).__name__}) and cannot learn" + _AS_IT_WAS.format(
+                made="quantised"
+            )
         elif isinstance(module, torch.fx.GraphModule) and _is_exported(module):
             yield f"{what} comes from torch.export, which leaves no layers" + _AS_IT_WAS.format(made="exported")
         elif any(isinstance(parameter, UninitializedParameter) for parameter in module.parameters(recurse=False)):

@@ -59,7 +59,9 @@ def scores_of(output: Any, select: Output | None) -> Any:
     name = "logits" if select is None else select
     if isinstance(output, Mapping):
         if select is not None and select not in output:
-            raise InvalidValueError(f"output is {select!r} and the model returned {_kind(output)}; expected one of those")
+            raise InvalidValueError(
+                f"output is {select!r} and the model returned {_kind(output)}; expected one of those"
+            )
         return output.get(name)
     if select is not None and not hasattr(output, name):
         raise InvalidValueError(f"output is {select!r} and the model returned {_kind(output)}, which has no such part")

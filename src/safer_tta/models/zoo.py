@@ -74,6 +74,12 @@ def load(model: nn.Module, tensors: Mapping[str, Tensor], *, origin: str) -> Non
                 own[name].copy_(tensor)
 
 
+def check_name(name: str) -> None:
+    """Refuse the name of an architecture that does not exist; names of other libraries are left to those."""
+    if name not in OWN and ":" not in name and not name.endswith(".safetensors"):
+        raise UnknownNameError.of("architecture", name, OWN, advice=", timm:NAME, torchvision:NAME or a file")
+
+
 def _builder(name: str, metadata: Mapping[str, str]) -> Callable[..., nn.Module]:
     library, _, rest = name.partition(":")
     try:

@@ -14,13 +14,14 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Adam, Optimizer
 
+from ..._internal.hints import no_attribute
 from ..._internal.locking import exclusive
 from ..._internal.optimizers import finite_gradients
 from ..._internal.seeds import draw_seed
 from ..._internal.signatures import check_names
 from ...errors import InvalidValueError, NotFiniteError
 from ...models.classifier import Updates
-from ...predictors import Draw, Prediction, Predictor
+from ...predictors import Draw, Prediction, Predictor, take_images
 from .cost import Cost
 from .cuda_graphs import Accelerator
 from .options import declared, signature
@@ -29,6 +30,17 @@ from .step import Step
 from .summary import Evaluation, evaluate, summarise
 
 log = logging.getLogger("safer_tta")
+
+# What users of a module look for, and where a method has it.
+OF_MODULES = {
+    "eval": "adapted.freeze(), after which it only predicts; the model is in eval mode already",
+    "train": "adapted.unfreeze(), after which it learns again",
+    "parameters": "adapted.classifier.parameters()",
+    "named_parameters": "adapted.classifier.named_parameters()",
+    "model": "adapted.classifier.model, or adapted.export() for a copy",
+    "cuda": "adapted.to('cuda')",
+    "cpu": "adapted.to('cpu')",
+}
 
 Closure = Callable[[], Tensor | None]
 
@@ -104,6 +116,9 @@ class Method:
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
         self._share_nothing()
+
+    def __getattr__(self, name: str) -> Any:
+        raise no_attribute(self, name, OF_MODULES)
 
     def __repr__(self) -> str:
         return summarise(self)
@@ -188,15 +203,16 @@ class Method:
         finally:
             self.state.put_back(held)
 
-    def stream(self, batches: Iterable[Any], *, prefetch: bool = True) -> Iterator[Prediction]:
+    def stream(self, batches: Iterable[Any], *, prefetch: bool = True, key: str | None = None) -> Iterator[Prediction]:
         """Adapt over many batches.
 
         Args:
-            batches: Batches of images, or of (images, ...) as a DataLoader gives them.
+            batches: Batches of images, of (images, ...) as a DataLoader gives them, or dicts with images in them.
             prefetch: On CUDA, take the next batch before this one's answer is handed out, and make its views meanwhile.
                 Pass False for live sources, where an answer must not wait for the next batch.
+            key: The key of the images in batches that are dicts. By default it is Hugging Face's, "pixel_values".
         """
-        images = (batch[0] if isinstance(batch, (tuple, list)) else batch for batch in batches)
+        images = (take_images(batch, key) for batch in batches)
         return self.accelerator.stream(images) if prefetch and self.accelerator.active else map(self, images)
 
     def evaluate(self, loader: Iterable[tuple[Tensor, Tensor]]) -> Evaluation:
