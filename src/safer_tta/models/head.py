@@ -87,7 +87,7 @@ def find(model: nn.Module, head: str | nn.Module | None) -> tuple[str, bool]:
         raise InvalidValueError(
             "no head found: the model has no nn.Linear layer. Expected features followed by a linear layer or a 1×1 "
             "convolution. If it is an image encoder, give it class prototypes: "
-            "safer_tta.models.zero_shot(model, prototypes)"
+            "adapt(safer_tta.models.zero_shot(model, prototypes))"
         )
     return linears[-1], False
 
@@ -100,7 +100,8 @@ def check(model: nn.Module, name: str) -> None:
     if 1 in outputs.values():
         raise InvalidValueError(
             f"head {name!r} returns one score, so the model is binary; expected a score for each class. Make it a head "
-            f"of two classes: model.set_submodule({name!r}, safer_tta.models.binary_head(model.get_submodule({name!r})))"
+            "of two classes: "
+            f"model.set_submodule({name!r}, safer_tta.models.binary_head(model.get_submodule({name!r})))"
         )
 
 
@@ -174,8 +175,8 @@ def _offered(model: nn.Module, known: Mapping[str, nn.Module]) -> str:
     found = [name for name, module in known.items() if id(module) in inside]
     if not found:
         return ""
-    last = matrix(known[found[-1]]).shape
-    return JOIN.join(name for name in found if matrix(known[name]).shape == last)
+    classes = len(matrix(known[found[-1]]))
+    return JOIN.join(name for name in found if len(matrix(known[name])) == classes)
 
 
 def _is_matrix(module: nn.Module) -> bool:

@@ -78,7 +78,7 @@ def check_output(output: Any, scores: Any, batch: int, explain: Callable[[], Pas
             "tensor as .logits. "
             + (
                 "It returns no scores of a linear layer. Use a model with a classification head, or give it class "
-                "prototypes: safer_tta.models.zero_shot(model, prototypes)"
+                "prototypes: adapt(safer_tta.models.zero_shot(model, prototypes))"
                 if part is None
                 else f"The scores are in it: adapt(model, output={part!r})"
             )

@@ -74,7 +74,8 @@ class Operator:
     def _check(self, images: Tensor, values: Tensor | None) -> None:
         if images.ndim != 4 or images.shape[1] not in (1, 3) or not images.is_floating_point():
             raise InvalidValueError(
-                f"{self.name} received {images.dtype} of shape {tuple(images.shape)}; expected floats (B,3,H,W) or (B,1,H,W)"
+                f"{self.name} received {images.dtype} of shape {tuple(images.shape)}; expected floats (B,3,H,W) or "
+                "(B,1,H,W)"
             )
         came = values if values is None else tuple(getattr(values, "shape", ())) or type(values).__name__
         if came != (None if self.sampler is None else (len(images),)):

@@ -392,6 +392,6 @@ class Method:
             raise InvalidValueError(
                 f"{self.name} updates the scale and shift of normalisation layers and the model has none; "
                 "expected BatchNorm, LayerNorm, GroupNorm, InstanceNorm or RMSNorm with affine parameters. "
-                "Use a method that updates other parameters, such as 'pl'"
+                "Use a method that updates other parameters: adapt(model, method='pl')"
             )
         return parameters
