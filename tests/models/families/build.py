@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from tests.conftest import SmallNet, small_net
 
-CLASSES = 10
+CLASSES, FEATURES = 10, 32  # of every model here; of image encoders
 ODD: dict[str, Callable[[], object]] = {}
 
 
@@ -20,9 +20,7 @@ def build(library: str, name: str, side: int, options: str) -> object:
     given = json.loads(options or "{}")
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        return {"timm": timm, "transformers": transformers, "torchvision": torchvision, "own": own}[library](
-            name, side, given
-        )
+        return LIBRARIES[library](name, side, given)
 
 
 def allow_torchvision() -> None:
@@ -62,8 +60,20 @@ def transformers(name: str, side: int, options: dict[str, object]) -> nn.Module:
     return getattr(library, kind or f"{prefix}ForImageClassification")(config)
 
 
+def open_clip(name: str, side: int, options: dict[str, dict[str, object]]) -> nn.Module:
+    """Build a CLIP model of open_clip from the sizes of its towers."""
+    made = importlib.import_module("open_clip.model").CLIP
+    text = {"context_length": 8, "vocab_size": 50, "width": 32, "heads": 2, "layers": 1}
+    return made(FEATURES, {"image_size": side, **options}, text)
+
+
 def own(name: str, side: int, options: dict[str, object]) -> object:
     return ODD[name]()
+
+
+LIBRARIES = {
+    "timm": timm, "torchvision": torchvision, "transformers": transformers, "open_clip": open_clip, "own": own,
+}  # fmt: skip
 
 
 def odd(make: Callable[[], object]) -> Callable[[], object]:
@@ -238,9 +248,8 @@ def an_own_normalisation_layer() -> nn.Module:
 
 @odd
 def an_image_encoder() -> nn.Module:
-    net = small_net(CLASSES)
-    net.fc = nn.Identity()
-    return net
+    body = [nn.Conv2d(3, FEATURES, 3, stride=4), nn.BatchNorm2d(FEATURES), nn.AdaptiveAvgPool2d(1)]
+    return nn.Sequential(*body, nn.Flatten())
 
 
 @odd
@@ -296,3 +305,34 @@ def auxiliary_scores_in_training() -> nn.Module:
     return Auxiliary()
 
 
+
+
+def with_channels(count: int) -> nn.Module:
+    net = small_net(CLASSES)
+    net.conv1 = nn.Conv2d(count, 8, 3, stride=2, padding=1)
+    return net
+
+
+@odd
+def one_channel() -> nn.Module:
+    return with_channels(1)
+
+
+@odd
+def twelve_channels() -> nn.Module:
+    return with_channels(12)
+
+
+@odd
+def TorchScript() -> nn.Module:
+    return torch.jit.trace(small_net(CLASSES).eval(), torch.rand(2, 3, 32, 32))
+
+
+@odd
+def a_quantised_model() -> nn.Module:
+    return torch.ao.quantization.quantize_dynamic(small_net(CLASSES), {nn.Linear})
+
+
+@odd
+def an_exported_program() -> nn.Module:
+    return torch.export.export(small_net(CLASSES).eval(), (torch.rand(2, 3, 32, 32),)).module()
