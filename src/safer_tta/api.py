@@ -17,7 +17,7 @@ from .models.copies import copy_model
 from .models.head import name_of
 from .models.kinds import check_kind
 from .models.norm import NORMS
-from .models.normalisation import Statistics, advice
+from .models.normalisation import Statistics, advice, own_layer
 from .models.outputs import Output
 from .predictors import Predictor
 
@@ -137,7 +137,8 @@ def _classifier(
 
 
 def _say_normalisation(classifier: Classifier) -> None:
-    """Log what images are normalised with, or warn that nothing declares it."""
+    """Log what images are normalised with; warn if nothing declares it, or if it seems to happen twice."""
+    own = own_layer(classifier.model)
     if not classifier.normalised_by:
         warnings.warn(
             f"no normalisation is declared, so the model gets images in [0,1]. {'. '.join(advice(classifier.model))}",
@@ -148,6 +149,12 @@ def _say_normalisation(classifier: Classifier) -> None:
     else:
         mean, std = ([round(value, 4) for value in t.flatten().tolist()] for t in (classifier.mean, classifier.std))
         log.info("images are normalised with mean %s and std %s, from %s", mean, std, classifier.normalised_by)
+        if own is not None and {*mean, *std} != {0, 1}:
+            warnings.warn(
+                f"mean and std were given, and the model seems to normalise images too (in layer {own!r}). If so: "
+                "adapt(model, mean=0, std=1)",
+                stacklevel=3,
+            )
 
 
 def _predictor(classifier: Classifier, predictor: str | Mapping[str, Any] | Predictor, seed: int | None) -> Predictor:

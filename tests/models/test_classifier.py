@@ -107,9 +107,7 @@ def test_a_normalisation_that_cannot_work_is_refused(mean, std, says):
 
 
 def test_a_model_that_returns_no_scores_is_refused(images):
-    with pytest.raises(
-        InvalidTypeError, match=r"returned a tuple with 0, 1; expected .* output=0"
-    ):
+    with pytest.raises(InvalidTypeError, match=r"returned a tuple with 0, 1; expected .* output=0"):
         Classifier(Wrapped(lambda net, x: (net(x), None)).eval())(images)
 
 

@@ -73,8 +73,9 @@ class Classifier(nn.Module):
         self.head_name, self._named = heads.find(model, head)
         heads.check(model, self.head_name)
         self.channels = normalisation.channels_of(model)
-        self.normalised_by, statistics = normalisation.choose(model, mean, std, self.channels)
-        shift, scale = statistics or (None, None)
+        chosen = normalisation.choose(model, mean, std, self.channels)
+        self.normalised_by, self._carrier = chosen.said_by, chosen.layer
+        shift, scale = chosen.statistics or (None, None)
         if shift is not None and len(shift) > 1:
             self.channels = frozenset([len(shift)])
         self.register_buffer("mean", shift, persistent=False)
@@ -93,7 +94,7 @@ class Classifier(nn.Module):
     def __deepcopy__(self, memo: dict[int, Any]) -> "Classifier":
         memo.update(copies.computed(self.model))
         twin = memo[id(self)] = self.__class__.__new__(self.__class__)
-        twin.__setstate__(copy.deepcopy(self.__getstate__(), memo))
+        vars(twin).update(copy.deepcopy(vars(self), memo))
         return twin
 
     @property

@@ -30,7 +30,7 @@ class JoinedHead(nn.Linear):
 
     def forward(self, features: Tensor) -> Tensor:
         """Return the scores (B,K) of features (B,d)."""
-        parts = features.split([matrix(layer).shape[1] for layer in self.layers], dim=1)
+        parts = torch.split(features, [matrix(layer).shape[1] for layer in self.layers], dim=1)
         scores = [
             layer(part[..., None, None]).flatten(1) if isinstance(layer, nn.Conv2d) else layer(part)
             for layer, part in zip(self.layers, parts, strict=True)
@@ -65,6 +65,7 @@ def name_of(model: nn.Module, head: str | nn.Module | None) -> str | None:
     """Return the name of a head that may be given as a module of the model."""
     if not isinstance(head, nn.Module):
         return head
+    name: str
     for name, module in model.named_modules():
         if module is head and name:
             return name
@@ -138,15 +139,17 @@ def same_scores(found: Tensor, scores: Tensor) -> bool:
 
     Then they differ by one positive factor, and by a shift for each image: a softmax does not see the shift.
     """
-    if found.shape != scores.shape:
-        return False
+    if found is scores or found.shape != scores.shape:
+        return found is scores
     if torch.equal(found, scores):
         return True
-    centred, given = (t.double() - t.double().mean(dim=1, keepdim=True) for t in (found.detach(), scores.detach()))
+    coarse = torch.bfloat16 in (found.dtype, scores.dtype)
+    found, scores = (t.detach().to(torch.promote_types(t.dtype, torch.float32)) for t in (found, scores))
+    centred, given = (t - t.mean(dim=1, keepdim=True) for t in (found, scores))
     if centred.numel() - len(centred) < 2:
         return False  # a factor always fits one number
     factor = (centred * given).sum() / centred.square().sum()
-    exact = 1e-2 if torch.bfloat16 in (found.dtype, scores.dtype) else 1e-4
+    exact = 1e-2 if coarse else 1e-4
     return bool(factor > 0) and bool((factor * centred - given).abs().max() <= exact * given.abs().max())
 
 

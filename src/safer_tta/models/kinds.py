@@ -36,7 +36,7 @@ def _problems(model: nn.Module) -> Iterator[str]:
             yield f"{what} is TorchScript, whose layers have no features to read" + _AS_IT_WAS.format(made="scripted")
         elif type(module).__name__ == "OptimizedModule":  # its class would cost the import of the whole compiler
             whole = "adapt(model._orig_mod)" if not name else f"model.set_submodule({name!r}, model.{name}._orig_mod)"
-            yield f"{what} is compiled already. Give the module from before, and compile=True compiles it later: {whole}"
+            yield f"{what} is compiled already; compile=True compiles later. Give the module from before: {whole}"
         elif ".quantized" in type(module).__module__:
             yield f"{what} is quantised ({type(module).__name__}) and cannot learn" + _AS_IT_WAS.format(
                 made="quantised"

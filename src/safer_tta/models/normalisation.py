@@ -1,8 +1,6 @@
 """The normalisation that a model was trained with: where models carry it, and how it is declared."""
 
 import json
-import re
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,16 +11,25 @@ from torch import Tensor, nn
 from ..errors import InvalidValueError
 
 Statistics = float | Sequence[float]
-OWN = re.compile(r"normali[sz](e|er|ation)$", re.IGNORECASE)  # of torchvision, kornia and most people's own
+OWN = (("mean", "std"), ("pixel_mean", "pixel_std"))  # what layers that normalise call their numbers
 HF_FILES = ("preprocessor_config.json", "processor_config.json")
 
 
 class Found(NamedTuple):
-    """What a model says about its normalisation, and where it says so."""
+    """What a model says about its normalisation."""
 
     mean: Statistics
     std: Statistics
     where: str
+    layer: str = ""  # the name of the layer that carries it; empty for the model itself
+
+
+class Choice(NamedTuple):
+    """The normalisation that is used."""
+
+    said_by: str  # where it comes from, in words; empty if nothing declares it
+    statistics: tuple[Tensor, Tensor] | None = None  # mean and std (C,1,1); None: images stay as they are
+    layer: str = ""  # the name of the layer that carries it, if it was taken from one
 
 
 def channels_of(model: nn.Module) -> frozenset[int]:
@@ -37,30 +44,23 @@ def channels_of(model: nn.Module) -> frozenset[int]:
     return frozenset([counts[0], min(counts)]) if counts else frozenset()
 
 
-def choose(
-    model: nn.Module, mean: Statistics | None, std: Statistics | None, channels: frozenset[int]
-) -> tuple[str, tuple[Tensor, Tensor] | None]:
-    """Return where the normalisation comes from, and mean and std: those given, or those that the model carries.
+def choose(model: nn.Module, mean: Statistics | None, std: Statistics | None, channels: frozenset[int]) -> Choice:
+    """Return the normalisation that is given, or else the one that the model carries.
 
     What a model carries is not taken if a layer of it normalises already, or if it is for other channels.
     """
     if (mean is None) != (std is None):
         raise InvalidValueError("only one of mean and std was given; give both or neither")
-    own = own_layer(model)
     if mean is not None and std is not None:
-        if own is not None and (mean, std) != (0, 1):
-            warnings.warn(
-                f"mean and std were given, and layer {own!r} of the model normalises images too. If that is once too "
-                "often: adapt(model, mean=0, std=1)",
-                stacklevel=4,
-            )
-        return "what was given", as_tensors(model, mean, std, channels)
+        return Choice("what was given", as_tensors(model, mean, std, channels))
+    own = own_layer(model)
     if own is not None:
-        return f"layer {own!r} of the model", None
+        return Choice(f"layer {own!r} of the model" if own else "the model itself")
     found = search(model)
     if found is None or (channels and torch.as_tensor(found.mean).numel() not in {1, *channels}):
-        return "", None
-    return found.where, as_tensors(model, found.mean, found.std, channels)
+        return Choice("")
+    said_by = found.where + (f" of layer {found.layer!r}" if found.layer else "")
+    return Choice(said_by, as_tensors(model, found.mean, found.std, channels), found.layer)
 
 
 def search(model: nn.Module) -> Found | None:
@@ -69,16 +69,27 @@ def search(model: nn.Module) -> Found | None:
         for source in (_from_timm, _from_open_clip, _from_torchvision, _from_hugging_face):
             found = source(module)
             if found is not None:
-                return found._replace(where=found.where + (f" of layer {name!r}" if name else ""))
+                return found._replace(layer=name)
     return None
 
 
 def own_layer(model: nn.Module) -> str | None:
-    """Return the name of a layer that normalises images inside the model, if its class is called so."""
+    """Return the name of a layer that seems to normalise images inside the model: it has a mean and a std."""
+    name: str
     for name, module in model.named_modules():
-        if OWN.search(type(module).__name__) and hasattr(module, "mean") and hasattr(module, "std"):
+        numbers = ((getattr(module, part, None) for part in pair) for pair in OWN)
+        if any(all(value is not None and not callable(value) for value in pair) for pair in numbers):
             return name
     return None
+
+
+def check_unchanged(images: Tensor, received: Any, said_by: str) -> None:
+    """Refuse a normalisation taken from a layer that does not receive the images as they enter the model."""
+    if isinstance(received, Tensor) and received.shape == images.shape and not torch.equal(received, images):
+        raise InvalidValueError(
+            f"the normalisation was taken from {said_by}, and the model changes the images before that layer. If it "
+            "normalises them there: adapt(model, mean=0, std=1). If not, give both: adapt(model, mean=..., std=...)"
+        )
 
 
 def as_tensors(model: nn.Module, mean: Statistics, std: Statistics, channels: frozenset[int]) -> tuple[Tensor, Tensor]:
@@ -127,7 +138,12 @@ def _from_hugging_face(module: nn.Module) -> Found | None:
     folder = Path(str(getattr(getattr(module, "config", None), "_name_or_path", "") or "no folder"))
     for file in (folder / name for name in HF_FILES):
         if file.is_file():
-            config = json.loads(file.read_text())
+            try:
+                config = json.loads(file.read_text())
+            except ValueError as error:
+                raise InvalidValueError(
+                    f"{file} is not valid JSON ({error}); repair it or give mean and std"
+                ) from error
             found = _of_processor(config.get("image_processor", config), str(file))
             if found is not None:
                 return found

@@ -18,9 +18,10 @@ class ZeroShot(nn.Module):
     The unit-norm image feature is what enters the head; the rows of the head are the scaled text features.
     """
 
-    def __init__(self, encoder: nn.Module, text_features: Tensor, scale: float) -> None:
+    def __init__(self, encoder: nn.Module, text_features: Tensor, scale: float, config: Any = None) -> None:
         super().__init__()
         self.encoder = encoder
+        self.config = config  # where Hugging Face says how images are normalised
         classes, size = text_features.shape
         self.head = nn.Linear(size, classes, bias=False)
         with torch.no_grad():
@@ -59,10 +60,9 @@ def zero_shot(image_encoder: nn.Module, text_features: Tensor, *, scale: float |
     own = getattr(image_encoder, "logit_scale", None)
     if scale is None:
         scale = float(own.detach().exp()) if isinstance(own, Tensor) else SCALE
-    made = ZeroShot(_tower(image_encoder), text_features, scale)
+    made = ZeroShot(_tower(image_encoder), text_features, scale, getattr(image_encoder, "config", None))
     reference = next(made.encoder.parameters(), text_features)
     made.head.to(reference.device, reference.dtype)
-    made.config = getattr(image_encoder, "config", None)  # where Hugging Face says whose normalisation is used
     return made
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from .._internal.checks import whole
-from .._internal.hints import no_attribute
+from .._internal.hints import refuse_attribute
 from .._internal.seeds import draw_seed
 from ..errors import InvalidValueError
 from ..models import Classifier
@@ -77,7 +77,7 @@ class Prediction:
         return self.report.suspicion
 
     def __getattr__(self, name: str) -> Any:
-        raise no_attribute(self, name, {"argmax": "prediction.labels", "softmax": "prediction.probs"}, OF_TENSORS)
+        refuse_attribute(self, name, {"argmax": "prediction.labels", "softmax": "prediction.probs"}, OF_TENSORS)
 
     def detach(self) -> Prediction:
         """Return the same numbers without the graph that made them."""

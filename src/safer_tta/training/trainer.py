@@ -88,7 +88,9 @@ def train(
 def load(path: str | os.PathLike[str]) -> Classifier:
     """Load a trained model with its normalisation, in eval mode."""
     name, classes = _metadata(path)["architecture"].partition(",")[0], recipe_of(path)["classes"]
-    return Classifier(zoo.create(name, num_classes=len(classes), weights=path)).eval()
+    model = Classifier(zoo.create(name, num_classes=len(classes), weights=path)).eval()
+    model.normalised_by = model.normalised_by or "its training, on images in [0,1] as they are"
+    return model
 
 
 def _metadata(path: str | os.PathLike[str]) -> dict[str, str]:

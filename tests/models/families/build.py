@@ -253,7 +253,7 @@ def an_image_encoder() -> nn.Module:
 
 
 @odd
-def DataParallel() -> nn.Module:
+def a_data_parallel_model() -> nn.Module:
     return nn.DataParallel(small_net(CLASSES))
 
 
@@ -305,8 +305,6 @@ def auxiliary_scores_in_training() -> nn.Module:
     return Auxiliary()
 
 
-
-
 def with_channels(count: int) -> nn.Module:
     net = small_net(CLASSES)
     net.conv1 = nn.Conv2d(count, 8, 3, stride=2, padding=1)
@@ -324,7 +322,7 @@ def twelve_channels() -> nn.Module:
 
 
 @odd
-def TorchScript() -> nn.Module:
+def a_traced_model() -> nn.Module:
     return torch.jit.trace(small_net(CLASSES).eval(), torch.rand(2, 3, 32, 32))
 
 

@@ -45,10 +45,8 @@ def libraries(request: pytest.FixtureRequest) -> None:
 
 @pytest.mark.parametrize(
     "row",
-    [
-        pytest.param(row, id=f"{row['library']}-{row['model']}", marks=[] if row["model"] in QUICK else pytest.mark.models)
-        for row in listing()
-    ],
+    [pytest.param(row, marks=[] if row["model"] in QUICK else pytest.mark.models) for row in listing()],
+    ids=lambda row: f"{row['library']}-{row['model']}",
 )
 @pytest.mark.filterwarnings("ignore")
 def test_a_model_works_or_is_refused_with_a_line_that_works(row: Row) -> None:

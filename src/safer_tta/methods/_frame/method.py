@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Adam, Optimizer
 
-from ..._internal.hints import no_attribute
+from ..._internal.hints import refuse_attribute
 from ..._internal.locking import exclusive
 from ..._internal.optimizers import finite_gradients
 from ..._internal.seeds import draw_seed
@@ -118,7 +118,7 @@ class Method:
         self._share_nothing()
 
     def __getattr__(self, name: str) -> Any:
-        raise no_attribute(self, name, OF_MODULES)
+        refuse_attribute(self, name, OF_MODULES)
 
     def __repr__(self) -> str:
         return summarise(self)
