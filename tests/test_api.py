@@ -10,7 +10,7 @@ from torch import nn
 import safer_tta
 from safer_tta import AdaptiveMixing, Classifier, Plain, Safer
 from safer_tta.errors import InvalidTypeError, InvalidValueError, UnknownNameError
-from tests.conftest import batches, classifier, identical, small_net
+from tests.conftest import SmallNet, batches, classifier, identical, learnt, small_net
 
 
 def test_the_callers_model_stays_as_it_is(model, images):
@@ -99,6 +99,10 @@ def test_the_normalisation_of_a_given_predictor_is_used(model, images):
         ({"predictor": {"name": "jpeg", "quality": 3}}, InvalidTypeError, "'jpeg' has no option quality; it has none"),
         ({"rate": 1}, InvalidTypeError, "tent has no option rate; expected some of lr"),
         ({"method": "none", "lr": 1}, InvalidTypeError, "none has no option lr; it has none"),
+        ({"lr": "1e-3"}, InvalidTypeError, r"lr is '1e-3'; expected a positive number\. It is a string.*lr=0\.001"),
+        ({"seed": "0"}, InvalidTypeError, r"seed is '0'; expected a whole number\. It is a string.*seed=0"),
+        ({"seed": 1.5}, InvalidTypeError, "seed is 1.5; expected a whole number"),
+        ({"predictor": Plain(small_net()), "seed": "0"}, InvalidTypeError, "seed is '0'; expected a whole number"),
         ({"lr": -1.0}, InvalidValueError, "lr is -1.0; expected a positive number"),
         ({"precision": "float8"}, UnknownNameError, "expected one of .*bfloat16"),
         ({"model": "resnet18"}, InvalidTypeError, "nn.Module"),
@@ -111,3 +115,64 @@ def test_the_normalisation_of_a_given_predictor_is_used(model, images):
 def test_mistakes_are_refused(model, options, error, says):
     with pytest.raises(error, match=says):
         safer_tta.adapt(**{"model": model, **options})
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("eval", r"adapted\.freeze\(\)"),
+        ("train", r"adapted\.unfreeze\(\)"),
+        ("parameters", r"adapted\.classifier\.parameters\(\)"),
+        ("model", r"adapted\.classifier\.model"),
+        ("cuda", r"adapted\.to\('cuda'\)"),
+    ],
+)
+def test_what_modules_have_and_methods_lack_is_named(model, name, instead):
+    with pytest.raises(AttributeError, match=f"'Tent' object has no attribute '{name}'. Use {instead}"):
+        getattr(safer_tta.adapt(model), name)
+
+
+def test_a_prediction_is_no_tensor(model, images):
+    prediction = safer_tta.adapt(model)(images)
+    with pytest.raises(AttributeError, match=r"no attribute 'argmax'\. Use prediction\.labels"):
+        prediction.argmax(dim=1)
+    with pytest.raises(AttributeError, match=r"no attribute 'shape'\. A prediction is not a tensor"):
+        _ = prediction.shape
+
+
+def test_a_property_that_fails_says_why(model):
+    class Broken(type(safer_tta.adapt(model))):
+        @property
+        def size(self) -> int:
+            return torch.zeros(1).no_such_attribute
+
+    with pytest.raises(AttributeError, match="no_such_attribute"):
+        _ = Broken(Plain(model)).size
+
+
+def test_a_model_that_was_used_with_gradients_before_can_be_copied():
+    """Some attention layers keep tensors with a graph in eval mode, which torch refuses to copy."""
+    model = Remembers().eval()
+    for _ in range(2):
+        model(batches(1)[0])
+        adapted = safer_tta.adapt(model, "pl", "safer", threshold=0.01, seed=0)
+        learnt(adapted, batches(3))
+        assert not torch.equal(adapted.classifier.model.bias, model.bias)
+
+
+class Remembers(SmallNet):
+    """Keeps what it computes from a parameter in eval mode, as LeViT and TinyViT do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.ones(5))
+        self.bias_cache = {}
+
+    def forward(self, x):
+        if "cpu" not in self.bias_cache:
+            self.bias_cache["cpu"] = self.bias * 2
+        return super().forward(x) if self.training else self.fc(self.trunk(x)) * self.bias_cache["cpu"][0]
+
+    def trunk(self, x):
+        x = torch.relu(self.norm1(self.conv1(x)))
+        return torch.relu(self.norm2(self.conv2(x))).mean(dim=(2, 3))

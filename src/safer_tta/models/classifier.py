@@ -107,15 +107,20 @@ class Classifier(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        return heads.matrix(self._layers()[0]).device
+        return heads.matrix(next(iter(self._layers().values()))).device
 
     @property
     def dtype(self) -> torch.dtype:
-        return heads.matrix(self._layers()[0]).dtype
+        return heads.matrix(next(iter(self._layers().values()))).dtype
 
-    def _layers(self) -> list[nn.Module]:
-        """Return the layers of the head."""
-        return [self.model.get_submodule(name) for name in self.head_name.split(heads.JOIN)]
+    def _layers(self) -> dict[str, nn.Module]:
+        """Return the layers of the head by name."""
+        return {name: self.model.get_submodule(name) for name in self.head_name.split(heads.JOIN)}
+
+    def _carriers(self) -> dict[str, nn.Module]:
+        """Return the layer that the normalisation was taken from, until it is known what that layer receives."""
+        wanted = bool(self._carrier) and not self._verified
+        return {self._carrier: self.model.get_submodule(self._carrier)} if wanted else {}
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Return features (B,d) and logits (B,K) of images (B,3,H,W) in [0,1].
@@ -148,13 +153,12 @@ class Classifier(nn.Module):
 
     def _run_watched(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Run the model as it is and note what enters its head."""
-        with (
-            Watch(dict(zip(self.head_name.split(heads.JOIN), self._layers(), strict=True))) as watch,
-            self._autocast(images),
-        ):
-            output = self.model(self.prepare(images))
+        prepared = self.prepare(images)
+        with Watch(self._layers()) as watch, Watch(self._carriers()) as inner, self._autocast(images):
+            output = self.model(prepared)
         scores = scores_of(output, self.output)
         if not self._verified:
+            normalisation.check_unchanged(prepared, inner.inputs(), self.normalised_by)
             self._verify(images, output, scores, watch)
         return self._to_single(watch.features()), self._to_single(scores)
 

@@ -1,7 +1,7 @@
 """The normalisation that a model was trained with: where models carry it, and how it is declared."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,6 +12,7 @@ from ..errors import InvalidValueError
 
 Statistics = float | Sequence[float]
 OWN = (("mean", "std"), ("pixel_mean", "pixel_std"))  # what layers that normalise call their numbers
+FEW = 16  # channels; images rarely have more
 HF_FILES = ("preprocessor_config.json", "processor_config.json")
 
 
@@ -35,13 +36,14 @@ class Choice(NamedTuple):
 def channels_of(model: nn.Module) -> frozenset[int]:
     """Return how many channels images may have; empty if the model does not show it.
 
-    The convolution that sees the images is nearly always the first one, or the one with the fewest channels.
+    The convolution that sees the images is nearly always the first one. If that takes many channels, it may be another
+    layer that a wrapper registers first; then it may also be the one that takes the fewest.
     """
     declared = getattr(getattr(model, "config", None), "num_channels", None)
     if isinstance(declared, int):
         return frozenset([declared])
     counts = [module.in_channels for module in model.modules() if isinstance(module, nn.Conv2d)]
-    return frozenset([counts[0], min(counts)]) if counts else frozenset()
+    return frozenset([counts[0]] if counts[0] <= FEW else [counts[0], min(counts)]) if counts else frozenset()
 
 
 def choose(model: nn.Module, mean: Statistics | None, std: Statistics | None, channels: frozenset[int]) -> Choice:
@@ -83,9 +85,10 @@ def own_layer(model: nn.Module) -> str | None:
     return None
 
 
-def check_unchanged(images: Tensor, received: Any, said_by: str) -> None:
+def check_unchanged(images: Tensor, received: Iterable[Any], said_by: str) -> None:
     """Refuse a normalisation taken from a layer that does not receive the images as they enter the model."""
-    if isinstance(received, Tensor) and received.shape == images.shape and not torch.equal(received, images):
+    same_shape = [r for r in received if isinstance(r, Tensor) and r.shape == images.shape]
+    if any(not torch.equal(each, images) for each in same_shape):
         raise InvalidValueError(
             f"the normalisation was taken from {said_by}, and the model changes the images before that layer. If it "
             "normalises them there: adapt(model, mean=0, std=1). If not, give both: adapt(model, mean=..., std=...)"

@@ -39,6 +39,10 @@ class Watch:
         for hook in self._hooks:
             hook.remove()
 
+    def inputs(self) -> list[Tensor]:
+        """Return what entered the layers, in every call."""
+        return [entered for calls in self.passed.values() for entered, _ in calls]
+
     def features(self) -> Tensor:
         """Return what entered the layers (B,d), side by side."""
         entered = [heads.over_places(calls[0][0]) for calls in self.passed.values()]
@@ -54,18 +58,17 @@ def scores_of(output: Any, select: Output | None) -> Any:
     """Return the scores in a model's output: its `logits` if it has some, or what `select` names or computes."""
     if callable(select):
         return select(output)
-    if isinstance(select, int):
-        return output[select]
-    name = "logits" if select is None else select
+    if select is None:
+        return output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", output)
     if isinstance(output, Mapping):
-        if select is not None and select not in output:
-            raise InvalidValueError(
-                f"output is {select!r} and the model returned {_kind(output)}; expected one of those"
-            )
-        return output.get(name)
-    if select is not None and not hasattr(output, name):
-        raise InvalidValueError(f"output is {select!r} and the model returned {_kind(output)}, which has no such part")
-    return getattr(output, name, output)
+        known = select in output
+    elif isinstance(select, int):
+        known = isinstance(output, (tuple, list)) and -len(output) <= select < len(output)
+    else:
+        known = hasattr(output, select)
+    if not known:
+        raise InvalidValueError(f"output is {select!r} and the model returned {_kind(output)}; expected a part of it")
+    return getattr(output, select) if isinstance(select, str) and not isinstance(output, Mapping) else output[select]
 
 
 def check_output(output: Any, scores: Any, batch: int, explain: Callable[[], Passed]) -> None:
