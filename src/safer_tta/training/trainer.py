@@ -89,6 +89,11 @@ def load(path: str | os.PathLike[str]) -> Classifier:
     """Load a trained model with its normalisation, in eval mode."""
     name, classes = _metadata(path)["architecture"].partition(",")[0], recipe_of(path)["classes"]
     model = Classifier(zoo.create(name, num_classes=len(classes), weights=path)).eval()
+    return _declared(model)
+
+
+def _declared(model: Classifier) -> Classifier:
+    """Return a model that is known to be trained on images in [0,1] unless it carries a normalisation."""
     model.normalised_by = model.normalised_by or "its training, on images in [0,1] as they are"
     return model
 
@@ -172,7 +177,7 @@ class _Training:
             model = zoo.create(recipe.architecture, num_classes=len(self.classes), weights=recipe.weights)
         cuda = self.device.type == "cuda"
         precision = "bfloat16" if cuda else "float32"
-        self.model = Classifier(model, precision=precision).to(self.device)
+        self.model = _declared(Classifier(model, precision=precision)).to(self.device)
         # The same parameters, compiled for the one shape of training; validation has other shapes.
         self.trained = Classifier(self.model.model, precision=precision, compile=compile)
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=recipe.lr, fused=cuda)
