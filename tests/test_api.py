@@ -10,7 +10,8 @@ from torch import nn
 import safer_tta
 from safer_tta import AdaptiveMixing, Classifier, Plain, Safer
 from safer_tta.errors import InvalidTypeError, InvalidValueError, UnknownNameError
-from tests.conftest import SmallNet, batches, classifier, identical, learnt, small_net
+from tests.conftest import LEARNING, SmallNet, batches, classifier, identical, learnt, small_net
+from tests.models.families.build import ODD
 
 
 def test_the_callers_model_stays_as_it_is(model, images):
@@ -150,14 +151,20 @@ def test_a_property_that_fails_says_why(model):
         _ = Broken(Plain(model)).size
 
 
-def test_a_model_that_was_used_with_gradients_before_can_be_copied():
-    """Some attention layers keep tensors with a graph in eval mode, which torch refuses to copy."""
+@pytest.mark.parametrize("method", ["pl", "tsd", "shot_im", "tesla", "cotta"])
+def test_layers_that_keep_what_they_computed_learn_and_are_copied(method):
+    """Some attention layers keep tensors with a graph in eval mode. They are stale after a step, and not copied."""
     model = Remembers().eval()
-    for _ in range(2):
-        model(batches(1)[0])
-        adapted = safer_tta.adapt(model, "pl", "safer", threshold=0.01, seed=0)
-        learnt(adapted, batches(3))
-        assert not torch.equal(adapted.classifier.model.bias, model.bias)
+    model(batches(1)[0])
+    adapted = safer_tta.adapt(model, method, "safer", seed=0, **LEARNING.get(method, {}))
+    learnt(adapted, batches(3))
+    assert not torch.equal(adapted.classifier.model.bias, model.bias)
+
+
+def test_a_head_that_nobody_named_is_still_checked_behind_a_given_predictor(images):
+    model = ODD["TwoHeads"]()
+    with pytest.raises(InvalidValueError, match=r"head='fc\+other'"):
+        safer_tta.adapt(model, "none", Plain(model))(images)
 
 
 class Remembers(SmallNet):
@@ -165,14 +172,12 @@ class Remembers(SmallNet):
 
     def __init__(self) -> None:
         super().__init__()
-        self.bias = nn.Parameter(torch.ones(5))
+        self.bias = nn.Parameter(torch.ones(16))
         self.bias_cache = {}
 
     def forward(self, x):
         if "cpu" not in self.bias_cache:
             self.bias_cache["cpu"] = self.bias * 2
-        return super().forward(x) if self.training else self.fc(self.trunk(x)) * self.bias_cache["cpu"][0]
-
-    def trunk(self, x):
         x = torch.relu(self.norm1(self.conv1(x)))
-        return torch.relu(self.norm2(self.conv2(x))).mean(dim=(2, 3))
+        x = torch.relu(self.norm2(self.conv2(x))).mean(dim=(2, 3))
+        return self.fc(x * self.bias_cache["cpu"])

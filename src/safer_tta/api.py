@@ -129,7 +129,7 @@ def _classifier(
             raise InvalidValueError("the model is a Classifier already; give mean, std, head and output to that")
         return model
     if like is not None:
-        head = like.head_name if head is None else head
+        head = like.named_head if head is None else head
         output = like.output if output is None else output
         if mean is None and std is None and like.mean is not None and like.std is not None:
             mean, std = like.mean.flatten().tolist(), like.std.flatten().tolist()

@@ -102,6 +102,11 @@ class Classifier(nn.Module):
         return heads.of(self.model, self.head_name)
 
     @property
+    def named_head(self) -> str | None:
+        """The name of the head if the user or the model named it, None if it was found as the last linear layer."""
+        return self.head_name if self._named else None
+
+    @property
     def num_classes(self) -> int:
         return self.head.out_features
 
@@ -173,8 +178,7 @@ class Classifier(nn.Module):
         if not of_head:
             log.warning("more follows the head %r: its input are the features, the output the scores", self.head_name)
         self._verified = True
-        exact = of_head and heads.JOIN not in self.head_name and torch.equal(watch.scores(), scores)
-        self._split = self.compiled and exact and self._can_be_split(images, watch.features())
+        self._split = self.compiled and of_head and self._can_be_split(images, watch.features(), scores)
 
     @torch.no_grad()
     def _watch_all(self, images: Tensor) -> Passed:
@@ -184,14 +188,17 @@ class Classifier(nn.Module):
         return watch.passed
 
     @torch.no_grad()
-    def _can_be_split(self, images: Tensor, features: Tensor) -> bool:
-        """Whether the model without its head gives exactly the features that entered the head."""
+    def _can_be_split(self, images: Tensor, features: Tensor, scores: Tensor) -> bool:
+        """Whether the model without its head gives exactly the features that entered it, and the head the scores."""
+        if heads.JOIN in self.head_name:
+            return False
         try:
             with temporarily([self], compiled=False, _trunk=None), self.untracked():
-                found = self._run_split(images)[0]
+                found = self._run_split(images)
         except Exception:  # a model that does more with its head than call it; it is not compiled
             return False
-        return found.shape == features.shape and bool(torch.equal(found, self._to_single(features)))
+        pairs = zip(found, (self._to_single(features), self._to_single(scores)), strict=True)
+        return all(a.shape == b.shape and bool(torch.equal(a, b)) for a, b in pairs)
 
     def accelerate(self, *, precision: str | None = None, compile: bool | None = None) -> None:
         """Change the precision of forward passes, or whether they are compiled; `None` keeps a setting."""

@@ -37,7 +37,7 @@ def _problems(model: nn.Module) -> Iterator[str]:
         elif type(module).__name__ == "OptimizedModule":  # its class would cost the import of the whole compiler
             whole = "adapt(model._orig_mod)" if not name else f"model.set_submodule({name!r}, model.{name}._orig_mod)"
             yield f"{what} is compiled already; compile=True compiles later. Give the module from before: {whole}"
-        elif ".quantized" in type(module).__module__:
+        elif ".quantized" in type(module).__module__ or _has_integers(module):
             yield f"{what} is quantised ({type(module).__name__}) and cannot learn" + _AS_IT_WAS.format(
                 made="quantised"
             )
@@ -48,6 +48,11 @@ def _problems(model: nn.Module) -> Iterator[str]:
                 f"{what} is a {type(module).__name__} that has no weights yet. Pass a batch through the model first: "
                 "model(images)"
             )
+
+
+def _has_integers(module: nn.Module) -> bool:
+    """Whether a layer holds its weights as integers."""
+    return any(not parameter.is_floating_point() for parameter in module.parameters(recurse=False))
 
 
 def _is_exported(module: torch.fx.GraphModule) -> bool:
