@@ -75,8 +75,10 @@ def load(model: nn.Module, tensors: Mapping[str, Tensor], *, origin: str) -> Non
 
 
 def check_name(name: str) -> None:
-    """Refuse the name of an architecture that does not exist; names of other libraries are left to those."""
-    if name not in OWN and ":" not in name and not name.endswith(".safetensors"):
+    """Refuse the name of an architecture that does not exist; what other libraries have is left to those."""
+    library, _, rest = name.partition(":")
+    elsewhere = (rest and library in ("timm", "torchvision")) or name.endswith(".safetensors")
+    if name not in OWN and not elsewhere:
         raise UnknownNameError.of("architecture", name, OWN, advice=", timm:NAME, torchvision:NAME or a file")
 
 
@@ -95,8 +97,7 @@ def _builder(name: str, metadata: Mapping[str, str]) -> Callable[..., nn.Module]
         raise MissingPackageError(
             f"this model needs {library}: pip install {library} or 'safer-tta[models]'"
         ) from error
-    if name not in OWN:
-        raise UnknownNameError.of("architecture", name, OWN, advice=", timm:NAME, torchvision:NAME or a file")
+    check_name(name)
     if name == "resnet50" and "first 1x1" in metadata.get("architecture", ""):
         return functools.partial(resnet.resnet50, stride_on_first=True)
     return OWN[name]
