@@ -27,6 +27,10 @@ UNKNOWN = [  # a name that is not known, and the nearest one
     (SERVE + "--method nomethod", "--method 'nomethod' is unknown; expected one of bn, "),
     (SERVE + "--method tent+medbn", "--method 'tent+medbn' is unknown (did you mean 'tent' with norm 'medbn'?)"),
     (PLAN + "--target sktch", "--target 'sktch' is unknown (did you mean 'sketch'?)"),
+    (
+        TRAIN + "--architecture smal",
+        "--architecture 'smal' is unknown (did you mean 'small'?); expected one of resnet18",
+    ),
     (BENCH + "--executor cloud", "'cloud' is unknown; expected one of local, ray"),
     (BENCH + "--sink cloud", "'cloud' is unknown; expected one of tensorboard"),
     (BENCH + "--precision float8", "float8"),

@@ -11,15 +11,15 @@ from torch import Generator, Tensor, nn
 from .. import predictors
 from .._internal.defaults import METHOD, PREDICTOR
 from ..api import adapt
-from ..errors import InvalidTypeError, InvalidValueError
-from ..evaluation.scores import split
+from ..errors import InvalidValueError
+from ..evaluation.scores import LABELS, split
 from ..methods import Method
-from ..predictors import Plain, Predictor
+from ..predictors import Plain, Predictor, take_images
 from ..views.augment import crop_and_flip, jitter
 from .verdict import Comparison, weigh
 
 # Arguments of `adapt` that the model without a method takes too.
-SHARED = {"mean", "std", "head", "precision", "compile", "validate"}
+SHARED = {"mean", "std", "head", "output", "precision", "compile", "validate"}
 
 
 def compare(
@@ -29,6 +29,7 @@ def compare(
     predictor: str | Mapping[str, Any] | Predictor = PREDICTOR,
     *,
     seed: int = 0,
+    key: str | None = None,
     **options: Any,
 ) -> Comparison:
     """Return whether adapting helps on a stream, compared with the model as it is. The model is not changed.
@@ -38,10 +39,11 @@ def compare(
 
     Args:
         model: What `safer_tta.adapt` takes.
-        batches: Batches of images as they would arrive, or of (images, labels).
+        batches: Batches of images as they would arrive, of (images, labels), or dicts with images and maybe "labels".
         method: What `adapt` takes.
         predictor: What `adapt` takes.
         seed: Decides all random draws.
+        key: The key of the images in batches that are dicts. By default it is Hugging Face's, "pixel_values".
         **options: Further arguments of `adapt`, such as mean, std, norm or the method's own.
 
     Raises:
@@ -56,7 +58,7 @@ def compare(
     answers = {one: _Answers() for one in asked}
     truth: list[Tensor | None] = []
     for number, batch in enumerate(batches):
-        images, labels = _parse(batch)
+        images, labels = _parse(batch, key)
         truth.append(labels)
         for one, adapted in asked.items():
             answers[one].add(adapted, images, Generator().manual_seed(seed + number))
@@ -96,14 +98,10 @@ def _change(images: Tensor, generator: Generator) -> Tensor:
     return copies.clamp(0, 1)
 
 
-def _parse(batch: Any) -> tuple[Tensor, Tensor | None]:
-    if isinstance(batch, Tensor):
-        return batch, None
-    if isinstance(batch, (tuple, list)) and len(batch) == 1:
-        return batch[0], None
-    if not isinstance(batch, (tuple, list)):
-        raise InvalidTypeError(f"a batch is {type(batch).__name__}; expected images, or (images, labels)")
-    return split(batch)[:2]
+def _parse(batch: Any, key: str | None) -> tuple[Tensor, Tensor | None]:
+    """Return the images of a batch, and the labels if there are some."""
+    labelled = LABELS in batch if isinstance(batch, Mapping) else isinstance(batch, (tuple, list)) and len(batch) > 1
+    return split(batch, key)[:2] if labelled else (take_images(batch, key), None)
 
 
 def _whole(truth: list[Tensor | None]) -> Tensor | None:

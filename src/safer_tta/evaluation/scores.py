@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from ..errors import InvalidTypeError, InvalidValueError
-from ..predictors import Prediction
+from ..predictors import Prediction, take_images
 from .metrics import calibration_error, detection
+
+LABELS = "labels"  # the key of the classes in batches that are dicts; Hugging Face's
 
 
 @dataclass(frozen=True)
@@ -57,19 +59,21 @@ class Evaluation(Scores):
         return "\n".join(lines)
 
 
-def evaluate(adapt: Callable[[Tensor], Prediction], loader: Iterable[Any]) -> Evaluation:
+def evaluate(adapt: Callable[[Tensor], Prediction], loader: Iterable[Any], *, key: str | None = None) -> Evaluation:
     """Pass labelled batches through a method, a guard or a predictor, and return how good the answers are.
 
     Args:
         adapt: What answers a batch of images.
         loader: Batches (images, labels), or (images, labels, attacked) with a boolean tensor that says which images
-            are attacked. Anything else after the labels is ignored.
+            are attacked. Anything else after the labels is ignored. A dict has the labels under "labels" and what is
+            attacked under "attacked".
+        key: The key of the images in batches that are dicts. By default it is Hugging Face's, "pixel_values".
 
     Raises:
         InvalidValueError: If there is no batch, or the labels do not fit the images.
-        InvalidTypeError: If a batch is not a tuple or a list with labels.
+        InvalidTypeError: If a batch has no labels.
     """
-    answers = [_answer(adapt, *split(batch)) for batch in loader]
+    answers = [_answer(adapt, *split(batch, key)) for batch in loader]
     if not answers:
         raise InvalidValueError("the loader gave no batch; expected batches of (images, labels)")
     probs, labels, suspicion = map(torch.cat, zip(*(answer[:3] for answer in answers), strict=True))
@@ -82,17 +86,29 @@ def evaluate(adapt: Callable[[Tensor], Prediction], loader: Iterable[Any]) -> Ev
     return Evaluation(**vars(everything), clean=clean, attacked=hit, detection=detection(suspicion, attacked))
 
 
-def split(batch: Any) -> tuple[Tensor, Tensor, Tensor | None]:
+def split(batch: Any, key: str | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return images, labels and, if the batch says so, which images are attacked."""
-    if not isinstance(batch, (tuple, list)) or len(batch) < 2:
-        came = f"{len(batch)} element(s)" if isinstance(batch, (tuple, list)) else type(batch).__name__
-        raise InvalidTypeError(f"a batch is {came}; expected (images, labels), as a DataLoader of a dataset gives them")
-    images, labels, *more = batch
+    images, labels, *more = _parts(batch, key)
     if not isinstance(labels, Tensor) or labels.is_floating_point() or labels.shape != (len(images),):
         came = f"{labels.dtype} {tuple(labels.shape)}" if isinstance(labels, Tensor) else type(labels).__name__
         raise InvalidValueError(f"labels are {came}; expected a tensor of {len(images)} whole numbers, one per image")
     attacked = more[0] if more and isinstance(more[0], Tensor) and more[0].dtype == torch.bool else None
     return images, labels, attacked
+
+
+def _parts(batch: Any, key: str | None) -> list[Any]:
+    """Return images, labels and what else a batch holds, in this order."""
+    images = take_images(batch, key)
+    if isinstance(batch, Mapping):
+        if LABELS not in batch:
+            raise InvalidTypeError(
+                f"a batch has {', '.join(map(repr, batch))} and no {LABELS!r}; expected the classes of the images there"
+            )
+        return [images, batch[LABELS], batch.get("attacked")]
+    if not isinstance(batch, (tuple, list)) or len(batch) < 2:
+        came = f"{len(batch)} element(s)" if isinstance(batch, (tuple, list)) else type(batch).__name__
+        raise InvalidTypeError(f"a batch is {came}; expected (images, labels), as a DataLoader of a dataset gives them")
+    return list(batch)
 
 
 def _answer(

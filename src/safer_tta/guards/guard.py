@@ -26,7 +26,7 @@ from ..errors import InvalidTypeError
 from ..evaluation import Evaluation, evaluate
 from ..methods import Method, Snapshot
 from ..pooling import entropy
-from ..predictors import Prediction
+from ..predictors import Prediction, take_images
 from .alarm import Alarm, troubles
 from .anchor import Anchor
 
@@ -201,13 +201,18 @@ class Guard:
         self.method.load_state_dict(snapshot)
         self._start_over()
 
-    def evaluate(self, loader: Iterable[Any]) -> Evaluation:
+    def evaluate(self, loader: Iterable[Any], *, key: str | None = None) -> Evaluation:
         """Adapt over batches of (images, labels) or (images, labels, attacked), and return the scores as a table."""
-        return evaluate(self, loader)
+        return evaluate(self, loader, key=key)
 
-    def stream(self, batches: Iterable[Any], *, prefetch: bool = False, progress: bool = False) -> Iterator[Prediction]:
-        """Adapt over many batches. `prefetch` changes nothing: every answer is checked before the next batch."""
-        answers = map(self, (batch[0] if isinstance(batch, (tuple, list)) else batch for batch in batches))
+    def stream(
+        self, batches: Iterable[Any], *, prefetch: bool = False, key: str | None = None, progress: bool = False
+    ) -> Iterator[Prediction]:
+        """Adapt over many batches, as `Method.stream` does.
+
+        `prefetch` changes nothing: every answer is checked before the next batch.
+        """
+        answers = map(self, (take_images(batch, key) for batch in batches))
         return counted(answers, self.method.name, length(batches)) if progress else answers
 
     @exclusive

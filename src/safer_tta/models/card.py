@@ -26,8 +26,9 @@ class Card:
     classes: tuple[str, ...]  # their names, in the order of the scores
     side: int = SIDE  # height and width of its images
     resize: str = str(STRETCH)  # how other images come to that side
-    head: str | None = None  # the name of the linear layer that gives the scores
-    mean: tuple[float, ...] | None = None  # of each channel, of images in [0,1]
+    head: str | None = None  # the name of the layer that gives the scores; "a+b" averages two
+    output: str | int | None = None  # where the scores are in what the network returns; None: it returns them
+    mean: tuple[float, ...] | None = None  # of each channel, of images in [0,1]; None: images stay as they are
     std: tuple[float, ...] | None = None
     code: str = ""  # the hash of the user's own file that builds the network, when it was packed
 

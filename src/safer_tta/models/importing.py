@@ -16,7 +16,9 @@ from .._internal.resizing import Resize
 from ..errors import InvalidValueError
 from . import building, packing, recognising, zoo
 from .card import SIDE, Card, check_program
-from .classifier import Classifier, Statistics
+from .classifier import Classifier
+from .head import JOIN
+from .normalisation import Statistics, read_processors
 
 log = logging.getLogger("safer_tta")
 
@@ -61,11 +63,11 @@ def pack(
     asked = {"arguments": arguments or None, "classes": classes, "side": side, "resize": resize}
     given = {name: value for name, value in asked.items() if value is not None}
     network, found = _open(source, weights, dict(arguments or {}), head)
-    shown = {name: found.pop(name, None) for name in ("mean", "std", "head")}
+    shown = {name: found.pop(name, None) for name in ("mean", "std", "head", "output")}
     if mean is not None or std is not None:
         shown |= {"mean": mean, "std": std}
     classifier = Classifier(network, **shown | ({} if head is None else {"head": head}))
-    if classifier.mean is None:
+    if not classifier.normalised_by:
         raise InvalidValueError(
             f"{source} does not say how images were normalised in training. Give mean and std, for pixels in [0,1]: "
             "--mean 0.485,0.456,0.406 --std 0.229,0.224,0.225 are ImageNet's; --mean 0 --std 1 means that they were not"
@@ -89,7 +91,8 @@ def _open(source: FilePath, weights: FilePath | None, arguments: dict[str, Any],
         classifier = packing.load_classifier(folder)
         card = classifier.card
         assert card is not None
-        known = {**vars(card), "head": classifier.head_name}
+        # The file says how images are normalised, and what the library knows for the name does not count.
+        known = {**vars(card), "mean": card.mean or 0.0, "std": card.std or 1.0}
         return classifier.model, {name: value for name, value in known.items() if name != "code"}
     return _open_architecture(text, weights, arguments, head)
 
@@ -128,7 +131,7 @@ def _build_for(
     if own or "num_classes" in arguments:
         return model
     classifier = Classifier(model, head=head)
-    rows = tensors.get(f"{classifier.head_name}.weight")
+    rows = tensors.get(f"{classifier.head_name.partition(JOIN)[0]}.weight")
     arguments["num_classes"] = classifier.num_classes if rows is None else len(rows)
     same = arguments["num_classes"] == classifier.num_classes
     return model if same else building.build(architecture, arguments)
@@ -203,28 +206,13 @@ def _open_folder(folder: Path) -> Opened:
             "trained classifier and not only its backbone"
         )
     found = recognising.from_config(type(model).__name__, json.loads(model.config.to_json_string()))
-    return model.eval(), {**found, **_read_preprocessing(folder)}
-
-
-def _read_preprocessing(folder: Path) -> dict[str, Any]:
-    """Return normalisation, side and resize rule of the folder's image processor, as far as it has them."""
-    path = folder / "preprocessor_config.json"
-    if not path.is_file():
-        return {}
-    told = json.loads(path.read_text())
-    found: dict[str, Any] = {}
-    if told.get("do_normalize", True) and "image_mean" in told and "image_std" in told:
-        # Pixels of 0 to 255 times this factor are what mean and std are for.
-        factor = 255 * told.get("rescale_factor", 1 / 255) if told.get("do_rescale", True) else 255
-        found |= {"mean": [m / factor for m in told["image_mean"]], "std": [s / factor for s in told["image_std"]]}
-        if told.get("rescale_offset"):
-            found["mean"] = [(m + 1) / factor for m in told["image_mean"]]
-    elif "do_normalize" in told:
-        found |= {"mean": 0.0, "std": 1.0}
-    return found | _read_size(told)
+    # The Classifier reads the normalisation of the same folder.
+    sizes = (_read_size(told) for _, told in read_processors(folder))
+    return model.eval(), {**found, **next(sizes, {})}
 
 
 def _read_size(told: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the side and the resize rule of an image processor, as far as it has them."""
     size, crop = told.get("size"), told.get("crop_size")
     size = {"height": size} if isinstance(size, int) else size or {}
     crop = {"height": crop} if isinstance(crop, int) else crop or {}

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from .._internal import safetensors_io, user_code
 from ..errors import InvalidTypeError, InvalidValueError, SaferError
-from . import building, zoo
+from . import building, normalisation, zoo
+from . import head as heads
 from .card import Card, FilePath, check_kind
 from .classifier import Classifier
 from .recognising import complete
@@ -62,9 +63,10 @@ def unpack(card: Card, tensors: Mapping[str, Tensor]) -> Classifier:
     """Return the classifier of a card with these weights."""
     model = building.build(card.architecture, card.arguments)
     # None would take the normalisation that timm knows for the name, and not that of this model.
-    ignored = card.mean is None and getattr(model, "pretrained_cfg", None) is not None
+    ignored = card.mean is None and normalisation.search(model) is not None
     mean, std = (0.0, 1.0) if ignored else (card.mean, card.std)
-    classifier = Classifier(model, head=card.head, mean=mean, std=std)
+    classifier = Classifier(model, head=card.head, output=card.output, mean=mean, std=std)
+    classifier.normalised_by = "its file"
     _fit_head(classifier, len(card.classes))
     _match_types(model, tensors)
     zoo.load(model, tensors, origin="the file", new_head=False)
@@ -117,7 +119,10 @@ def _check_same(classifier: Classifier, card: Card) -> None:
     original.accelerate(precision="float32", compile=False)
     original.model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
     again = unpack(card, _tensors(original.model))
-    images = torch.rand(2, 3, card.side, card.side, generator=torch.Generator().manual_seed(0)).to(original.dtype)
+    channels = min(original.channels, default=3)
+    images = torch.rand(2, channels, card.side, card.side, generator=torch.Generator().manual_seed(0)).to(
+        original.dtype
+    )
     if not torch.equal(_scores(original, images), _scores(again, images)):
         given = textwrap.shorten(str(dict(card.arguments)), 200)
         raise InvalidValueError(
@@ -142,10 +147,22 @@ def _scores(classifier: Classifier, images: Tensor) -> Tensor:
 
 def _fit_head(classifier: Classifier, classes: int) -> None:
     """Give a classifier with another number of classes a new head, as a model has that was trained on for others."""
-    head = classifier.head
-    if head.out_features != classes:
-        new = nn.Linear(head.in_features, classes, bias=head.bias is not None)
-        classifier.model.set_submodule(classifier.head_name, new)
+    if classifier.num_classes == classes:
+        return
+    for name in classifier.head_name.split(heads.JOIN):
+        classifier.model.set_submodule(name, _resized(classifier.model.get_submodule(name), name, classes))
+
+
+def _resized(layer: nn.Module, name: str, classes: int) -> nn.Module:
+    """Return a new layer like one of a head, for another number of classes."""
+    if isinstance(layer, nn.Linear):
+        return nn.Linear(layer.in_features, classes, bias=layer.bias is not None)
+    if isinstance(layer, nn.Conv2d):
+        return nn.Conv2d(layer.in_channels, classes, 1, layer.stride, bias=layer.bias is not None)
+    raise InvalidValueError(
+        f"head {name!r} is a {type(layer).__name__} of another number of classes; expected {classes}. Give the "
+        "arguments that build it for those"
+    )
 
 
 def _match_types(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from .._internal import user_code
 from .._internal.resizing import FILTERS, Resize
-from ..errors import InvalidValueError
+from ..errors import InvalidTypeError, InvalidValueError
 from . import building
 from .card import Card
 from .classifier import Classifier
@@ -38,8 +38,15 @@ def complete(classifier: Classifier, given: Mapping[str, Any]) -> Card:
     shift, scale = classifier.mean, classifier.std
     if shift is not None and scale is not None:
         found |= {"mean": _numbers(shift), "std": _numbers(scale)}
+    if callable(classifier.output):
+        raise InvalidTypeError(
+            "output is a function, and a model's file holds no code. Give a key or an index, or call the function in "
+            "the model: architecture='my_models.py:make'"
+        )
     found["code"] = building.code_of(found["architecture"])
-    return Card(**{**found, "classes": tuple(map(str, classes)), "head": classifier.head_name})
+    return Card(
+        **{**found, "classes": tuple(map(str, classes)), "head": classifier.head_name, "output": classifier.output}
+    )
 
 
 def _numbers(tensor: Tensor) -> tuple[float, ...]:

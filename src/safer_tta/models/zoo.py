@@ -78,6 +78,12 @@ def load(model: nn.Module, tensors: Mapping[str, Tensor], *, origin: str, new_he
                 own[name].copy_(tensor)
 
 
+def check_name(name: str) -> None:
+    """Refuse the name of an architecture that does not exist; what is built elsewhere is left to those who build it."""
+    if ":" not in name and not name.endswith(".safetensors"):
+        builder(name)
+
+
 def builder(architecture: str) -> Callable[..., nn.Module]:
     """Return the function that builds an architecture; what follows a comma says where a network's strides are."""
     name, _, note = architecture.partition(",")

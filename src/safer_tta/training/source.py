@@ -8,7 +8,7 @@ from typing import Any
 from ..attacks.pgd import check_threat
 from ..data import Dataset
 from ..errors import InvalidValueError
-from ..models import Classifier
+from ..models import Classifier, zoo
 from ..models.card import find_card
 from .trainer import Recipe, train
 
@@ -33,6 +33,8 @@ def source_recipe(dataset: str, **changes: Any) -> Recipe:
     packed = find_card(changes["weights"]) if changes.get("weights") is not None else None
     own = {} if packed is None else {"architecture": packed.architecture.partition(",")[0]}
     settings = {**embedded, **own, **changes}
+    if settings.get("architecture"):
+        zoo.check_name(settings["architecture"])
     if "weights" not in settings:
         if settings.get("architecture") != "small":
             raise InvalidValueError(

@@ -123,7 +123,7 @@ def check_classes(path: str | os.PathLike[str], domain: Domain) -> None:
 
 def warn_if_seen(path: str | os.PathLike[str], domains: Iterable[Domain]) -> None:
     """Warn of domains that a model was trained on: accuracy on them says nothing about a new domain."""
-    trained_on = recipe_of(path)["domains"]
+    trained_on = recipe_of(path).get("domains", {})
     for domain in domains:
         if domain.name in trained_on:
             warnings.warn(
@@ -158,7 +158,9 @@ def start(recipe: Recipe, classes: Sequence[str]) -> Classifier:
     card = None if recipe.weights is None else find_card(recipe.weights)
     if card is not None and card.architecture == recipe.architecture and recipe.architecture not in zoo.OWN:
         return packing.load(str(recipe.weights), classes=len(classes))
-    return Classifier(zoo.create(recipe.architecture, num_classes=len(classes), weights=recipe.weights))
+    model = Classifier(zoo.create(recipe.architecture, num_classes=len(classes), weights=recipe.weights))
+    model.normalised_by = model.normalised_by or "its training, on images in [0,1] as they are"
+    return model
 
 
 class _Training:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Adam, Optimizer
 
+from ..._internal.hints import refuse_attribute
 from ..._internal.locking import exclusive
 from ..._internal.optimizers import finite_gradients
 from ..._internal.progress import counted, length
@@ -22,7 +23,7 @@ from ..._internal.signatures import check_names
 from ...errors import InvalidValueError, NotFiniteError
 from ...evaluation import Evaluation, evaluate
 from ...models.classifier import Updates
-from ...predictors import Draw, Prediction, Predictor
+from ...predictors import Draw, Prediction, Predictor, take_images
 from .cost import Cost
 from .cuda_graphs import Accelerator
 from .options import declared, signature
@@ -31,6 +32,17 @@ from .step import Step
 from .summary import summarise
 
 log = logging.getLogger("safer_tta")
+
+# What users of a module look for, and where a method has it.
+OF_MODULES = {
+    "eval": "adapted.freeze(), after which it only predicts; the model is in eval mode already",
+    "train": "adapted.unfreeze(), after which it learns again",
+    "parameters": "adapted.classifier.parameters()",
+    "named_parameters": "adapted.classifier.named_parameters()",
+    "model": "adapted.classifier.model, or adapted.export() for a copy",
+    "cuda": "adapted.to('cuda')",
+    "cpu": "adapted.to('cpu')",
+}
 
 Closure = Callable[[], Tensor | None]
 
@@ -106,6 +118,9 @@ class Method:
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
         self._share_nothing()
+
+    def __getattr__(self, name: str) -> Any:
+        refuse_attribute(self, name, OF_MODULES)
 
     def __repr__(self) -> str:
         return summarise(self)
@@ -190,25 +205,28 @@ class Method:
         finally:
             self.state.put_back(held)
 
-    def stream(self, batches: Iterable[Any], *, prefetch: bool = True, progress: bool = False) -> Iterator[Prediction]:
+    def stream(
+        self, batches: Iterable[Any], *, prefetch: bool = True, key: str | None = None, progress: bool = False
+    ) -> Iterator[Prediction]:
         """Adapt over many batches.
 
         Args:
-            batches: Batches of images, or of (images, ...) as a DataLoader gives them.
+            batches: Batches of images, of (images, ...) as a DataLoader gives them, or dicts with images in them.
             prefetch: On CUDA, take the next batch before this one's answer is handed out, and make its views meanwhile.
                 Pass False for live sources, where an answer must not wait for the next batch.
+            key: The key of the images in batches that are dicts. By default it is Hugging Face's, "pixel_values".
             progress: Whether to show how many batches are answered, in a terminal or a notebook.
         """
-        images = (batch[0] if isinstance(batch, (tuple, list)) else batch for batch in batches)
+        images = (take_images(batch, key) for batch in batches)
         answers = self.accelerator.stream(images) if prefetch and self.accelerator.active else map(self, images)
         return counted(answers, self.name, length(batches)) if progress else answers
 
-    def evaluate(self, loader: Iterable[Any]) -> Evaluation:
+    def evaluate(self, loader: Iterable[Any], *, key: str | None = None) -> Evaluation:
         """Adapt over batches of (images, labels), and return accuracy, calibration and suspicion as a table.
 
         With batches of (images, labels, attacked) the table also has clean and attacked images separately.
         """
-        return evaluate(self, loader)
+        return evaluate(self, loader, key=key)
 
     def freeze(self) -> Self:
         """Only predict from now on. Views are still drawn afresh."""
@@ -383,6 +401,6 @@ class Method:
             raise InvalidValueError(
                 f"{self.name} updates the scale and shift of normalisation layers and the model has none; "
                 "expected BatchNorm, LayerNorm, GroupNorm, InstanceNorm or RMSNorm with affine parameters. "
-                "Use a method that updates other parameters, such as 'pl'"
+                "Use a method that updates other parameters: adapt(model, method='pl')"
             )
         return parameters
