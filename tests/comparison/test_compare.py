@@ -12,7 +12,8 @@ from safer_tta.comparison.run import SHARED
 from safer_tta.comparison.verdict import LEAST_GAIN, weigh
 from safer_tta.data import Stream, StreamSpec, open_dataset
 from safer_tta.errors import InvalidTypeError, InvalidValueError
-from safer_tta.training import load, source_recipe, train_source
+from safer_tta.models import load_classifier
+from safer_tta.training import source_recipe, train_source
 from tests.conftest import CLASSES, adapt_small, batches, identical, small_net
 
 
@@ -149,7 +150,8 @@ def test_labels_add_a_column(model):
     ("stream", "error", "says"),
     [
         ([], InvalidValueError, "no batch"),
-        ([{"images": 1}], InvalidTypeError, "a batch is dict"),
+        ([{"images": 1}], InvalidValueError, "a batch has 'images' and no 'pixel_values'"),
+        ([()], InvalidTypeError, "images are tuple"),
         ([batches(1)[0], (batches(1)[0], torch.zeros(6).long())], InvalidValueError, "1 of 2 batches have labels"),
         ([(batches(1)[0], torch.zeros(6))], InvalidValueError, "labels are torch.float32"),
     ],
@@ -179,5 +181,5 @@ def stream(order, shade):
 def test_the_verdict_without_labels_is_that_of_the_labels(source, order, shade, verdict):
     """Statistics of the batch mend darkness; on one class after the other they mislead."""
     labelled = stream(order, shade)
-    assert safer_tta.compare(load(source), labelled, "tent", "plain").verdict == verdict
-    assert safer_tta.compare(load(source), [images for images, _ in labelled], "tent", "plain").verdict == verdict
+    for batches_ in (labelled, [images for images, _ in labelled]):
+        assert safer_tta.compare(load_classifier(source), batches_, "tent", "plain").verdict == verdict

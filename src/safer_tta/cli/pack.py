@@ -19,7 +19,8 @@ SIDE = typer.Option(min=8, help="Pixels a side of the model's images (default: a
 RESIZE = typer.Option(help="How images come to that side: stretch, or a crop such as 'crop 0.875 bicubic'.")
 MEAN = typer.Option(help="Mean of the channels in training, for pixels in [0,1]: 0.485,0.456,0.406, or one number.")
 STD = typer.Option(help="Standard deviation of the channels. --mean 0 --std 1: images were not normalised.")
-HEAD = typer.Option(help="The linear layer that gives the scores, if it is not found.")
+HEAD = typer.Option(help="The layer that gives the scores, if it is not found.")
+OUTPUT = typer.Option(help="Where the scores are in what the network returns: a key, or an index such as 0.")
 ARGUMENT = typer.Option(metavar="NAME=VALUE", help="An argument that builds the network; may be repeated.")
 
 
@@ -33,6 +34,7 @@ def pack(
     mean: Annotated[str | None, MEAN] = None,
     std: Annotated[str | None, STD] = None,
     head: Annotated[str | None, HEAD] = None,
+    output: Annotated[str | None, OUTPUT] = None,
     argument: Annotated[list[str] | None, ARGUMENT] = None,
     as_json: options.AsJson = False,
 ) -> None:
@@ -43,6 +45,7 @@ def pack(
     card = write(
         source, out, weights=weights, arguments=options.parse_settings(argument), side=side, resize=resize, head=head,
         classes=None if classes is None else classes.split("\n"), mean=_numbers(mean), std=_numbers(std),
+        output=int(output) if output is not None and output.isdecimal() else output,
     )  # fmt: skip
     shown: dict[str, Any] = {"model": str(out), "architecture": card.architecture, "classes": len(card.classes)}
     shown |= {"side": card.side, "resize": card.resize, "mean": card.mean, "std": card.std}

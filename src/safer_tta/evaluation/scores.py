@@ -98,17 +98,16 @@ def split(batch: Any, key: str | None = None) -> tuple[Tensor, Tensor, Tensor | 
 
 def _parts(batch: Any, key: str | None) -> list[Any]:
     """Return images, labels and what else a batch holds, in this order."""
-    images = take_images(batch, key)
     if isinstance(batch, Mapping):
         if LABELS not in batch:
             raise InvalidTypeError(
                 f"a batch has {', '.join(map(repr, batch))} and no {LABELS!r}; expected the classes of the images there"
             )
-        return [images, batch[LABELS], batch.get("attacked")]
+        return [take_images(batch, key), batch[LABELS], batch.get("attacked")]
     if not isinstance(batch, (tuple, list)) or len(batch) < 2:
         came = f"{len(batch)} element(s)" if isinstance(batch, (tuple, list)) else type(batch).__name__
         raise InvalidTypeError(f"a batch is {came}; expected (images, labels), as a DataLoader of a dataset gives them")
-    return list(batch)
+    return [take_images(batch, key), *batch[1:]]
 
 
 def _answer(

@@ -41,6 +41,7 @@ def pack(
     mean: Statistics | None = None,
     std: Statistics | None = None,
     head: str | None = None,
+    output: str | int | None = None,
 ) -> Card:
     """Write the file of a model from what there is of it.
 
@@ -55,7 +56,8 @@ def pack(
         resize: How images come to that side, such as "crop 0.875 bicubic".
         mean: The mean of every channel in training, of pixels in [0,1].
         std: The standard deviation of every channel. `mean=0, std=1` says that images were not normalised.
-        head: The name of the linear layer that gives the scores.
+        head: The name of the layer that gives the scores.
+        output: Where the scores are in what the network returns: a key or attribute, or an index.
 
     Raises:
         InvalidValueError: If something is missing or does not fit together; the message says what to give.
@@ -66,7 +68,8 @@ def pack(
     shown = {name: found.pop(name, None) for name in ("mean", "std", "head", "output")}
     if mean is not None or std is not None:
         shown |= {"mean": mean, "std": std}
-    classifier = Classifier(network, **shown | ({} if head is None else {"head": head}))
+    shown |= {name: value for name, value in (("head", head), ("output", output)) if value is not None}
+    classifier = Classifier(network, **shown)
     if not classifier.normalised_by:
         raise InvalidValueError(
             f"{source} does not say how images were normalised in training. Give mean and std, for pixels in [0,1]: "

@@ -120,10 +120,8 @@ def _check_same(classifier: Classifier, card: Card) -> None:
     original.model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
     again = unpack(card, _tensors(original.model))
     channels = min(original.channels, default=3)
-    images = torch.rand(2, channels, card.side, card.side, generator=torch.Generator().manual_seed(0)).to(
-        original.dtype
-    )
-    if not torch.equal(_scores(original, images), _scores(again, images)):
+    images = torch.rand(2, channels, card.side, card.side, generator=torch.Generator().manual_seed(0))
+    if not torch.equal(*(_scores(each, images.to(original.dtype)) for each in (original, again))):
         given = textwrap.shorten(str(dict(card.arguments)), 200)
         raise InvalidValueError(
             f"{card.architecture} with {given} builds a network that gives other answers than the model. Give "
@@ -158,7 +156,7 @@ def _resized(layer: nn.Module, name: str, classes: int) -> nn.Module:
     if isinstance(layer, nn.Linear):
         return nn.Linear(layer.in_features, classes, bias=layer.bias is not None)
     if isinstance(layer, nn.Conv2d):
-        return nn.Conv2d(layer.in_channels, classes, 1, layer.stride, bias=layer.bias is not None)
+        return nn.Conv2d(layer.in_channels, classes, 1, bias=layer.bias is not None)
     raise InvalidValueError(
         f"head {name!r} is a {type(layer).__name__} of another number of classes; expected {classes}. Give the "
         "arguments that build it for those"

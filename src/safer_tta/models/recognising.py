@@ -43,10 +43,8 @@ def complete(classifier: Classifier, given: Mapping[str, Any]) -> Card:
             "output is a function, and a model's file holds no code. Give a key or an index, or call the function in "
             "the model: architecture='my_models.py:make'"
         )
-    found["code"] = building.code_of(found["architecture"])
-    return Card(
-        **{**found, "classes": tuple(map(str, classes)), "head": classifier.head_name, "output": classifier.output}
-    )
+    found |= {"code": building.code_of(found["architecture"]), "output": classifier.output}
+    return Card(**{**found, "classes": tuple(map(str, classes)), "head": classifier.head_name})
 
 
 def _numbers(tensor: Tensor) -> tuple[float, ...]:

@@ -17,13 +17,13 @@ def take_images(batch: Any, key: str | None = None) -> Any:
         wanted = KEY if key is None else key
         if wanted not in batch:
             raise InvalidValueError(
-                f"a batch has {', '.join(map(repr, batch))} and no {wanted!r}; expected the key of the images: "
-                "stream(batches, key=...)"
+                f"a batch has {', '.join(map(repr, batch))} and no {wanted!r}; expected images there. Give the key that "
+                "they have: key=..."
             )
         return batch[wanted]
     if key is not None:
         raise InvalidTypeError(f"key is {key!r} and a batch is a {type(batch).__name__}; expected a dict, or no key")
-    return batch[0] if isinstance(batch, (tuple, list)) else batch
+    return batch[0] if isinstance(batch, (tuple, list)) and batch else batch
 
 
 def check_images(images: Any, *, values: bool = True, channels: Collection[int] = (3,)) -> None:

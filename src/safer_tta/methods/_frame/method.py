@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Adam, Optimizer
 
-from ..._internal.hints import refuse_attribute
+from ..._internal.hints import OF_MODULES, refuse_attribute
 from ..._internal.locking import exclusive
 from ..._internal.optimizers import finite_gradients
 from ..._internal.progress import counted, length
@@ -32,17 +32,6 @@ from .step import Step
 from .summary import summarise
 
 log = logging.getLogger("safer_tta")
-
-# What users of a module look for, and where a method has it.
-OF_MODULES = {
-    "eval": "adapted.freeze(), after which it only predicts; the model is in eval mode already",
-    "train": "adapted.unfreeze(), after which it learns again",
-    "parameters": "adapted.classifier.parameters()",
-    "named_parameters": "adapted.classifier.named_parameters()",
-    "model": "adapted.classifier.model, or adapted.export() for a copy",
-    "cuda": "adapted.to('cuda')",
-    "cpu": "adapted.to('cpu')",
-}
 
 Closure = Callable[[], Tensor | None]
 
