@@ -146,6 +146,15 @@ def test_labels_add_a_column(model):
     assert [line.split()[-1] for line in lines[1:3]] == [f"{c.accuracy:.1f}" for c in found.candidates]
 
 
+def test_a_batch_may_be_a_dict(model):
+    labelled = [(images, torch.arange(6) % CLASSES) for images in batches(2)]
+    named = [{"image": images, "labels": labels} for images, labels in labelled]
+    found = safer_tta.compare(model, named, "tent", "plain", key="image")
+    assert found == safer_tta.compare(model, labelled, "tent", "plain")
+    without = [{"pixel_values": images} for images in batches(2)]
+    assert safer_tta.compare(model, without, "tent", "plain") == safer_tta.compare(model, batches(2), "tent", "plain")
+
+
 @pytest.mark.parametrize(
     ("stream", "error", "says"),
     [

@@ -57,6 +57,14 @@ def test_without_word_of_attacks_there_are_no_parts():
         assert (found.clean, found.attacked, found.detection) == (None, None, None)
 
 
+@pytest.mark.parametrize(("images", "labels", "key"), [("pixel_values", "labels", None), ("image", "label", "image")])
+@pytest.mark.parametrize("watch", [lambda method: method, Guard])
+def test_a_batch_may_be_a_dict(images, labels, key, watch):
+    data = stream()
+    named = [{"name": ["x"] * 6, images: x, labels: y, "attacked": a} for x, y, a in data]
+    assert watch(adapt_small()).evaluate(named, key=key) == adapt_small().evaluate(data)
+
+
 def test_all_images_may_be_clean_or_attacked():
     for flag in (True, False):
         found = adapt_small("none").evaluate([(x, y, torch.full((6,), flag)) for x, y, _ in stream()])
@@ -94,6 +102,8 @@ def test_parts_add_up_to_the_whole(sizes, data):
     [
         ([], InvalidValueError, "gave no batch"),
         (batches(1), InvalidTypeError, "a batch is Tensor; expected \\(images, labels\\)"),
+        ([{"pixel_values": batches(1)[0]}], InvalidTypeError, "a batch has 'pixel_values' and no 'labels'"),
+        ([()], InvalidTypeError, r"a batch is 0 element\(s\)"),
         ([batches(1)], InvalidTypeError, r"a batch is 1 element\(s\)"),
         ([(batches(1)[0], torch.zeros(5, dtype=torch.long))], InvalidValueError, r"labels are torch.int64 \(5,\)"),
         ([(batches(1)[0], torch.zeros(6))], InvalidValueError, "labels are torch.float32"),

@@ -13,9 +13,10 @@ from torch import nn
 from safer_tta import Classifier, SaferError, adapt, load_classifier
 from safer_tta._internal import safetensors_io
 from safer_tta.errors import InvalidTypeError, InvalidValueError, TensorFileError
-from safer_tta.models import zoo
+from safer_tta.models import building, pack, packing, zoo
 from safer_tta.models.card import Card, read_card
 from safer_tta.models.norm import MedBN
+from safer_tta.models.recognising import resolve
 from tests.conftest import identical
 from tests.models.parts import CLASSES, HAD, OWN, SIDE, spread
 
@@ -55,6 +56,62 @@ def test_a_saved_model_answers_as_before(kind, tmp_path, forget):
     assert torch.equal(adapt(before, seed=0)(IMAGES).probs, adapt(after, seed=0)(IMAGES).probs)
 
 
+@pytest.mark.parametrize(
+    ("architecture", "arguments", "kind"),
+    [
+        ("timm:deit_tiny_distilled_patch16_224", {"img_size": SIDE}, nn.Linear),  # two heads, which are averaged
+        ("torchvision:squeezenet1_1", {}, nn.Conv2d),
+    ],
+)
+def test_a_head_of_any_kind_is_kept_and_renewed(architecture, arguments, kind, tmp_path):
+    """The classes are counted in the weights, and a model with other classes starts with a new head."""
+    network = spread(building.build(architecture, {**arguments, "num_classes": 4}))
+    torch.save(network.state_dict(), tmp_path / "w.pth")
+    mean, std = (0.4, 0.5, 0.6), (0.2, 0.3, 0.4)
+    packed_as = {"weights": tmp_path / "w.pth", "arguments": arguments, "mean": mean, "std": std}
+    card = pack(architecture, tmp_path / "a", side=SIDE, **packed_as)
+    again = load_classifier(tmp_path / "a")
+    with torch.no_grad():
+        assert torch.equal(again(IMAGES)[1], Classifier(network, mean=mean, std=std)(IMAGES)[1])
+        assert len(card.classes) == again.num_classes == 4
+        fresh = packing.load(tmp_path / "a", classes=7)
+        assert fresh(IMAGES)[1].shape == (3, 7)
+    assert all(isinstance(fresh.model.get_submodule(name), kind) for name in fresh.head_name.split("+"))
+
+
+PARTS = """
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Sequential(nn.Conv2d(1, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()), nn.Linear(8, 4)
+
+    def forward(self, images):
+        features = self.body(images)
+        return {"features": features, "scores": self.head(features)}
+"""
+
+
+def test_where_the_scores_are_is_kept_and_any_number_of_channels(tmp_path, forget):
+    code = tmp_path / "parts.py"
+    code.write_text(PARTS)
+    network = building.build(resolve(f"{code}:Net")["architecture"], {})
+    before, grey = Classifier(network, output="scores"), IMAGES[:, :1]
+    before.save(tmp_path / "a", architecture=f"{code}:Net", side=SIDE)
+    after = load_classifier(tmp_path / "a", code=code)
+    with torch.no_grad():
+        assert torch.equal(after(grey)[1], before(grey)[1])
+    torch.save(network.state_dict(), tmp_path / "w.pth")
+    pack(f"{code}:Net", tmp_path / "b", weights=tmp_path / "w.pth", side=SIDE, mean=0, std=1, output="scores")
+    with torch.no_grad():
+        assert torch.equal(load_classifier(tmp_path / "b")(grey)[1], before(grey)[1])
+    computed = Classifier(network, output=lambda output: output["scores"])
+    with pytest.raises(InvalidTypeError, match="output is a function, and a model's file holds no code"):
+        computed.save(tmp_path / "c", architecture=f"{code}:Net", side=SIDE)
+
+
 def test_what_is_loaded_is_saved_again_byte_for_byte(packed, tmp_path):
     path, saved = packed
     load_classifier(path).save(tmp_path / "again")
@@ -73,6 +130,7 @@ CARDS = st.builds(
     classes=st.lists(st.text(), min_size=1, unique=True).map(tuple),
     side=st.integers(1, 9999),
     head=st.none() | st.text(),
+    output=st.none() | st.text() | st.integers(),
     mean=st.none() | st.tuples(*[st.floats(-2, 2)] * 3),
     std=st.none() | st.tuples(*[st.floats(0.1, 2)] * 3),
 )

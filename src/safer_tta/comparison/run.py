@@ -12,7 +12,7 @@ from .. import predictors
 from .._internal.defaults import METHOD, PREDICTOR
 from ..api import adapt
 from ..errors import InvalidValueError
-from ..evaluation.scores import LABELS, split
+from ..evaluation.scores import has_labels, split
 from ..methods import Method
 from ..predictors import Plain, Predictor, take_images
 from ..views.augment import crop_and_flip, jitter
@@ -100,8 +100,7 @@ def _change(images: Tensor, generator: Generator) -> Tensor:
 
 def _parse(batch: Any, key: str | None) -> tuple[Tensor, Tensor | None]:
     """Return the images of a batch, and the labels if there are some."""
-    labelled = LABELS in batch if isinstance(batch, Mapping) else isinstance(batch, (tuple, list)) and len(batch) > 1
-    return split(batch, key)[:2] if labelled else (take_images(batch, key), None)
+    return split(batch, key)[:2] if has_labels(batch) else (take_images(batch, key), None)
 
 
 def _whole(truth: list[Tensor | None]) -> Tensor | None:

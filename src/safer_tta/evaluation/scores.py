@@ -13,7 +13,7 @@ from ..errors import InvalidTypeError, InvalidValueError
 from ..predictors import Prediction, take_images
 from .metrics import calibration_error, detection
 
-LABELS = "labels"  # the key of the classes in batches that are dicts; Hugging Face's
+LABELS = ("labels", "label")  # the keys of the classes in batches that are dicts; Hugging Face's
 
 
 @dataclass(frozen=True)
@@ -96,15 +96,23 @@ def split(batch: Any, key: str | None = None) -> tuple[Tensor, Tensor, Tensor | 
     return images, labels, attacked
 
 
+def has_labels(batch: Any) -> bool:
+    """Return whether a batch has more than images."""
+    if isinstance(batch, Mapping):
+        return any(name in batch for name in LABELS)
+    return isinstance(batch, (tuple, list)) and len(batch) > 1
+
+
 def _parts(batch: Any, key: str | None) -> list[Any]:
     """Return images, labels and what else a batch holds, in this order."""
     if isinstance(batch, Mapping):
-        if LABELS not in batch:
+        if not has_labels(batch):
             raise InvalidTypeError(
-                f"a batch has {', '.join(map(repr, batch))} and no {LABELS!r}; expected the classes of the images there"
+                f"a batch has {', '.join(map(repr, batch))} and no 'labels'; expected the classes of the images there"
             )
-        return [take_images(batch, key), batch[LABELS], batch.get("attacked")]
-    if not isinstance(batch, (tuple, list)) or len(batch) < 2:
+        labels = next(batch[name] for name in LABELS if name in batch)
+        return [take_images(batch, key), labels, batch.get("attacked")]
+    if not has_labels(batch):
         came = f"{len(batch)} element(s)" if isinstance(batch, (tuple, list)) else type(batch).__name__
         raise InvalidTypeError(f"a batch is {came}; expected (images, labels), as a DataLoader of a dataset gives them")
     return [take_images(batch, key), *batch[1:]]

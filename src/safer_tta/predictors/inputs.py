@@ -17,8 +17,8 @@ def take_images(batch: Any, key: str | None = None) -> Any:
         wanted = KEY if key is None else key
         if wanted not in batch:
             raise InvalidValueError(
-                f"a batch has {', '.join(map(repr, batch))} and no {wanted!r}; expected images there. Give the key that "
-                "they have: key=..."
+                f"a batch has {', '.join(map(repr, batch))} and no {wanted!r}; expected images there. Give the key "
+                "that they have: key=..."
             )
         return batch[wanted]
     if key is not None:
