@@ -22,7 +22,7 @@ def test_every_method_says_what_it_is_made_of(method):
     assert found["head"] == f"'fc', 16 features to {CLASSES} classes"
     learning = sum(p.numel() for p in adapted.classifier.parameters() if p.requires_grad)
     assert found["learns"].startswith(f"{learning:,} of 1,525 parameters: ")
-    assert found["normalisation"] == "none"
+    assert found["normalisation"] == "mean [0.0, 0.0, 0.0], std [1.0, 1.0, 1.0]"
     assert found["norms"].startswith("2 ")
 
 
@@ -31,6 +31,7 @@ def test_every_method_says_what_it_is_made_of(method):
     [
         ({"lr": 0.25}, "method", "tent(lr=0.25)"),
         ({"mean": (0.5, 0.4, 0.3), "std": 0.2}, "normalisation", "mean [0.5, 0.4, 0.3], std [0.2, 0.2, 0.2]"),
+        ({}, "normalisation", "none declared"),
         ({"norm": "medbn"}, "norms", "2 MedBN with medians of the batch"),
         ({}, "norms", "2 BatchNorm2d with statistics of the batch"),
         ({"method": "none"}, "norms", "2 BatchNorm2d with running statistics"),
@@ -44,6 +45,12 @@ def test_every_method_says_what_it_is_made_of(method):
 def test_a_description_has_the_facts(options, line, says):
     adapted = safer_tta.adapt(small_net(), **{"method": "tent", "predictor": "plain", "seed": 0, **options})
     assert described(adapted)[line] == says
+
+
+def test_a_model_that_normalises_by_itself_says_where():
+    model = small_net()
+    model.norm1.mean, model.norm1.std = 0.5, 0.2  # as a layer that normalises images has them
+    assert described(safer_tta.adapt(model))["normalisation"] == "by layer 'norm1' of the model"
 
 
 def test_a_frozen_method_says_so():

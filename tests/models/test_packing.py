@@ -161,6 +161,11 @@ def test_a_model_without_normalisation_gets_none_from_the_name_of_its_network(tm
     bare.mean = bare.std = None
     bare.save(tmp_path / "b")
     assert torch.equal(load_classifier(tmp_path / "b").normalise(IMAGES), IMAGES)
+    Classifier(zoo.create("small", num_classes=4)).save(
+        tmp_path / "c", architecture="small", arguments={"num_classes": 4}, side=SIDE
+    )
+    for name in "abc":  # no warning that nothing is declared
+        assert load_classifier(tmp_path / name).normalised_by
 
 
 def test_the_type_of_the_numbers_is_kept(tmp_path):

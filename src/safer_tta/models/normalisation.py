@@ -12,6 +12,7 @@ from ..errors import InvalidValueError
 
 Statistics = float | Sequence[float]
 OWN = (("mean", "std"), ("pixel_mean", "pixel_std"))  # what layers that normalise call their numbers
+AS_THEY_ARE = "its training, on images in [0,1] as they are"
 FEW = 16  # channels; images rarely have more
 HF_FILES = ("preprocessor_config.json", "processor_config.json")
 

@@ -66,7 +66,8 @@ def unpack(card: Card, tensors: Mapping[str, Tensor]) -> Classifier:
     ignored = card.mean is None and normalisation.search(model) is not None
     mean, std = (0.0, 1.0) if ignored else (card.mean, card.std)
     classifier = Classifier(model, head=card.head, output=card.output, mean=mean, std=std)
-    classifier.normalised_by = "its file"
+    from_file = card.mean is not None or ignored
+    classifier.normalised_by = "its file" if from_file else classifier.normalised_by or normalisation.AS_THEY_ARE
     _fit_head(classifier, len(card.classes))
     _match_types(model, tensors)
     zoo.load(model, tensors, origin="the file", new_head=False)

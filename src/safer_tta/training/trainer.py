@@ -31,6 +31,7 @@ from ..data.store import digest_file
 from ..errors import InvalidValueError
 from ..models import Classifier, load_classifier, packing, recognising, zoo
 from ..models.card import Card, find_card, read_card
+from ..models.normalisation import AS_THEY_ARE
 from ..views.augment import crop_and_flip, jitter, sometimes_grey
 
 SAVING = 0.05  # the share of time for checkpoints, which are four times the size of the model with Adam's moments
@@ -159,7 +160,7 @@ def start(recipe: Recipe, classes: Sequence[str]) -> Classifier:
     if card is not None and card.architecture == recipe.architecture and recipe.architecture not in zoo.OWN:
         return packing.load(str(recipe.weights), classes=len(classes))
     model = Classifier(zoo.create(recipe.architecture, num_classes=len(classes), weights=recipe.weights))
-    model.normalised_by = model.normalised_by or "its training, on images in [0,1] as they are"
+    model.normalised_by = model.normalised_by or AS_THEY_ARE
     return model
 
 

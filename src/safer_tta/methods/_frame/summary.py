@@ -26,7 +26,7 @@ def summarise(method: Method) -> str:
     options = ", ".join(f"{name}={getattr(method, name)!r}" for name in declared(type(method)))
     with method.exclusively(), method.answering():
         norms = Counter(f"{type(norm).__name__} with {describe_statistics(norm)}" for norm in classifier.norms())
-    normalisation = "none"
+    normalisation = f"by {classifier.normalised_by}" if classifier.normalised_by else "none declared"
     if classifier.mean is not None and classifier.std is not None:
         mean, std = ([round(value, 4) for value in t.flatten().tolist()] for t in (classifier.mean, classifier.std))
         normalisation = f"mean {mean}, std {std}"
