@@ -51,6 +51,8 @@ def test_the_head_may_be_given_as_a_layer(images):
     assert Classifier(model, head=model.fc).head is model.fc
     with pytest.raises(InvalidValueError, match="not a layer of this model"):
         safer_tta.adapt(model, head=nn.Linear(16, 5))
+    with pytest.raises(InvalidTypeError, match="head is 3; expected a layer of the model or its name"):
+        safer_tta.adapt(small_net(), head=3)
 
 
 def test_a_binary_head_keeps_the_probability(images):

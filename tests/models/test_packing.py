@@ -238,7 +238,8 @@ def test_damage_is_noticed(packed, data, tmp_path_factory):
 
 
 def test_a_description_that_this_version_does_not_know_is_refused(packed, tmp_path):
-    for changes in ({"flavour": 1}, {"classes": 3}, {"side": "wide"}, {"resize": 4}, {"arguments": {"depth": 2}}):
+    unknown = ({"flavour": 1}, {"classes": 3}, {"side": "wide"}, {"resize": 4}, {"arguments": {"depth": 2}})
+    for changes in (*unknown, {"head": 3}, {"head": "fc+body"}, {"output": ["scores"]}):
         with pytest.raises(InvalidValueError, match=r"crafted\.safetensors"):
             load_classifier(rewritten(packed[0], tmp_path, **changes))
 

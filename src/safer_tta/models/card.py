@@ -35,6 +35,10 @@ class Card:
     def __post_init__(self) -> None:
         checks.count(side=self.side)
         Resize.parse(self.resize)
+        if not isinstance(self.head, str | None):
+            raise InvalidTypeError(f"head is {self.head!r}; expected the name of a layer")
+        if not isinstance(self.output, str | int | None):
+            raise InvalidTypeError(f"output is {self.output!r}; expected a key or an index of what the network returns")
         if len(set(self.classes)) < len(self.classes) or not self.classes:
             raise InvalidValueError(f"classes are {list(self.classes)}; expected one name for each, all different")
 

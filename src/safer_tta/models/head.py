@@ -63,8 +63,10 @@ def candidates(model: nn.Module) -> dict[str, nn.Module]:
 
 def name_of(model: nn.Module, head: str | nn.Module | None) -> str | None:
     """Return the name of a head that may be given as a module of the model."""
-    if not isinstance(head, nn.Module):
+    if head is None or isinstance(head, str):
         return head
+    if not isinstance(head, nn.Module):
+        raise InvalidTypeError(f"head is {head!r}; expected a layer of the model or its name")
     name: str
     for name, module in model.named_modules():
         if module is head and name:
