@@ -4,13 +4,17 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test test-gpu lint docs package bench soak clean
+.PHONY: demo test test-models test-gpu lint docs package bench soak clean
 
 demo: $(INSTALLED)
 	$(BIN)/safer demo
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest -n auto --dist worksteal
+
+# The whole listing of models in tests/models/families, of which `make test` takes a few.
+test-models: $(INSTALLED)
+	$(BIN)/python -m pytest -n auto --dist worksteal -m models
 
 # On a machine with a GPU: the tests that need one, which `make test` skips elsewhere.
 test-gpu: $(INSTALLED)

@@ -23,7 +23,6 @@ import safer_tta
 from safer_tta.attacks import pgd
 from safer_tta.data import Stream, StreamSpec, open_dataset
 from safer_tta.models import zoo
-from safer_tta.training import load
 from safer_tta.views import OPERATORS, Pipeline
 from safer_tta.views.pipeline import Draw, Stage
 
@@ -296,7 +295,12 @@ def accuracy(o: argparse.Namespace) -> Iterator[Row]:
             scores = []
             for seed in range(3):
                 method = safer_tta.adapt(
-                    load(o.source), "tent", with_views(n), seed=seed, precision=way[0], compile=way[1]
+                    safer_tta.load_classifier(o.source),
+                    "tent",
+                    with_views(n),
+                    seed=seed,
+                    precision=way[0],
+                    compile=way[1],
                 ).to(DEVICE)
                 stream = Stream((domain,), StreamSpec(seed=seed, batch=o.batch))
                 scores.append(method.evaluate((batch.images, batch.labels) for batch in stream).accuracy)

@@ -129,6 +129,23 @@ class Repeated:
         return facts, markdown(list(facts), [list(facts.values())])
 
 
+class Families:
+    """How many models of each library work as they are, and how many with one more line: the listing of the tests."""
+
+    def make(self) -> tuple[dict[str, str], str]:
+        with (Path(__file__).parents[1] / "tests/models/families/listing.csv").open(newline="") as file:
+            rows = list(csv.DictReader(file))
+        facts, lines = {}, []
+        for library in [*dict.fromkeys(row["library"] for row in rows), "all"]:
+            outcomes = [row["outcome"] for row in rows if library in (row["library"], "all")]
+            counts = [len(outcomes), outcomes.count("works"), outcomes.count("advice")]
+            lines.append([library, *map(str, counts)])
+            facts |= dict(
+                zip((f"{library} / {c}" for c in ("models", "works", "advice")), map(str, counts), strict=True)
+            )
+        return facts, markdown(["library", "models", "work as they are", "work with the line that is named"], lines)
+
+
 @dataclass(frozen=True)
 class Choices:
     """A table with further rows from gate-choices.csv, each named by its choice and data there."""
@@ -328,6 +345,7 @@ TABLES: dict[str, Table | Listing | Signals | Paper | Repeated | Choices | Soak]
     "soak-memory": Listing(
         "soak", {"method": "method", "early, MB": "early_mb", "at the end, MB": "end_mb"}, {"kind": "memory"}, digits=0
     ),
+    "families": Families(),
     # --- time and memory
     "serve": Listing(
         "serve",

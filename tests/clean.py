@@ -28,6 +28,12 @@ assert not [finding for finding in doctor.examine() if finding.state == "bad"]
 adapted = safer_tta.adapt(safer_tta.models.zoo.create("resnet18", num_classes=7), seed=0)
 assert adapted(torch.rand(4, 3, 64, 64)).probs.shape == (4, 7)
 
+with tempfile.TemporaryDirectory() as name:  # a model goes into a file and comes back
+    model, path = safer_tta.models.zoo.create("small", num_classes=7).eval(), Path(name) / "model.safetensors"
+    safer_tta.Classifier(model).save(path, architecture="small", arguments={"num_classes": 7}, side=32)
+    images = torch.rand(2, 3, 32, 32)
+    assert torch.equal(safer_tta.load_classifier(path)(images)[1], model(images))
+
 with tempfile.TemporaryDirectory() as name:  # training, attacking and running need no extra
     folder, data = Path(name), open_dataset("synthetic", count=70)
     source, path, domain = folder / "source.safetensors", folder / "surrogate.safetensors", data.domain("sketch")

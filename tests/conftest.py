@@ -139,7 +139,8 @@ def classifier(**options: object) -> safer_tta.Classifier:
 
 
 def adapt_small(method: str = "tent", predictor: object = "plain", **options: object) -> safer_tta.Method:
-    return safer_tta.adapt(small_net(), method, predictor, seed=0, **options)
+    declared = {"mean": 0, "std": 1, "seed": 0}  # images in [0,1] as they are
+    return safer_tta.adapt(small_net(), method, predictor, **declared | options)
 
 
 def overflow_gradients(adapted: safer_tta.Method | safer_tta.Guard) -> torch.utils.hooks.RemovableHandle:

@@ -10,15 +10,30 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from . import attacks, client, data, errors, guards, methods, mixing, models, pooling, predictors, training, views
+    from . import (
+        attacks,
+        client,
+        data,
+        errors,
+        evaluation,
+        guards,
+        methods,
+        mixing,
+        models,
+        pooling,
+        predictors,
+        training,
+        views,
+    )
     from ._internal.malloc import keep_freed_memory
     from .api import adapt
+    from .comparison import compare
     from .errors import SaferError
     from .gate import Gate
     from .guards import Guard
     from .methods import Method
     from .mixing import AdaptiveMixing, Mixing
-    from .models import Classifier
+    from .models import Classifier, load_classifier
     from .predictors import Defended, Plain, Prediction, Predictor, Safer
 
 __version__ = "0.1.0"
@@ -27,17 +42,26 @@ logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 __all__ = [  # noqa: RUF022 - in groups
     # What users call.
-    "Classifier", "Guard", "Method", "Prediction", "SaferError", "adapt", "keep_freed_memory",
+    "Classifier", "Guard", "Method", "Prediction", "SaferError", "adapt", "compare", "keep_freed_memory",
+    "load_classifier",
     # What is configured or extended.
     "AdaptiveMixing", "Defended", "Gate", "Mixing", "Plain", "Predictor", "Safer",
     # Rooms.
-    "attacks", "client", "data", "errors", "guards", "methods", "mixing", "models", "pooling", "predictors",
-    "training", "views",
+    "attacks", "client", "data", "errors", "evaluation", "guards", "methods", "mixing", "models", "pooling",
+    "predictors", "training", "views",
 ]  # fmt: skip
 
 # Names are imported when they are asked for: `safer --help` need not wait for torch.
 _HOMES = {"adapt": "api", "keep_freed_memory": "_internal.malloc", "SaferError": "errors", "Classifier": "models"}
-_HOMES |= {"Gate": "gate", "Guard": "guards", "Method": "methods", "Mixing": "mixing", "AdaptiveMixing": "mixing"}
+_HOMES |= {
+    "compare": "comparison",
+    "load_classifier": "models",
+    "Gate": "gate",
+    "Guard": "guards",
+    "Method": "methods",
+    "Mixing": "mixing",
+    "AdaptiveMixing": "mixing",
+}
 _HOMES |= dict.fromkeys(("Defended", "Plain", "Prediction", "Predictor", "Safer"), "predictors")
 
 

@@ -1,6 +1,7 @@
 """From a model to a method at work: `adapt` in one line, and `build` for runs and services."""
 
-import copy as copying
+import logging
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,9 +13,15 @@ from ._internal.defaults import METHOD, PREDICTOR
 from .errors import InvalidValueError
 from .methods import Method
 from .models import Classifier
-from .models.classifier import Statistics
+from .models.copies import copy_model
+from .models.head import name_of
+from .models.kinds import check_kind
 from .models.norm import NORMS
+from .models.normalisation import Statistics, advice, own_layer
+from .models.outputs import Output
 from .predictors import Predictor
+
+log = logging.getLogger("safer_tta")
 
 
 def adapt(
@@ -24,7 +31,8 @@ def adapt(
     *,
     mean: Statistics | None = None,
     std: Statistics | None = None,
-    head: str | None = None,
+    head: str | nn.Module | None = None,
+    output: Output | None = None,
     norm: str | None = None,
     seed: int | None = None,
     precision: str | None = None,
@@ -36,14 +44,16 @@ def adapt(
     """Wrap a trained classifier: `adapt(model)(images)` predicts a batch and learns from it.
 
     Args:
-        model: An nn.Module that returns class scores, or a Classifier.
+        model: An nn.Module that returns class scores, or a Classifier. For CLIP, `safer_tta.models.zero_shot(...)`.
         method: A name from `safer_tta.methods.METHODS`.
         predictor: What the method asks for predictions: a name from `safer_tta.predictors.PREDICTORS` ("safer-g" is
             recommended, "safer" is the paper's own, "plain" the model itself), a dict with a name and options such as
             {"name": "safer", "views": 6}, or a Predictor whose settings to use.
-        mean: The mean per channel that the model's inputs were normalised with, for pixels in [0,1].
+        mean: The mean per channel that the model's inputs were normalised with, for pixels in [0,1]. By default it is
+            what the model carries; a warning says if that is nothing. `mean=0, std=1` declares that there is none.
         std: The standard deviation per channel that belongs to `mean`.
-        head: The name of the linear layer that turns features into class scores, if it cannot be found.
+        head: The layer that turns features into class scores, or its name, if it cannot be found.
+        output: Where the scores are in what the model returns: a key or attribute, an index, or a function of it.
         norm: What replaces the batch-norm layers: "stream" (robust statistics that follow the stream), "medbn" (medians
             of the batch) or "model" (nothing). By default it is what the predictor prefers: "stream" for SAFER-G,
             "model" for all others.
@@ -64,9 +74,12 @@ def adapt(
     """
     check_names(method, predictor, norm)
     with torch.inference_mode(False):
-        model = copying.deepcopy(model) if copy else model
+        check_kind(model)
+        head = name_of(model, head)  # of the layer in the caller's model, before that is copied
+        model = copy_model(model) if copy else model
         like = predictor.classifier if isinstance(predictor, Predictor) else None
-        classifier = _classifier(model, like, mean, std, head)
+        classifier = _classifier(model, like, mean, std, head, output)
+        _say_normalisation(classifier)
         classifier.accelerate(precision=precision, compile=compile)
         return build(classifier, method, predictor, norm=norm, seed=seed, validate=validate, options=options)
 
@@ -108,18 +121,45 @@ def check_names(method: str, predictor: str | Mapping[str, Any] | Predictor, nor
 
 
 def _classifier(
-    model: nn.Module, like: Classifier | None, mean: Statistics | None, std: Statistics | None, head: str | None
+    model: nn.Module,
+    like: Classifier | None,
+    mean: Statistics | None,
+    std: Statistics | None,
+    head: str | None,
+    output: Output | None,
 ) -> Classifier:
     """Return the model as a classifier; where nothing else is said, split and normalised like another one."""
     if isinstance(model, Classifier):
-        if any(given is not None for given in (mean, std, head)):
-            raise InvalidValueError("the model is a Classifier already; give mean, std and head to that")
+        if any(given is not None for given in (mean, std, head, output)):
+            raise InvalidValueError("the model is a Classifier already; give mean, std, head and output to that")
         return model
     if like is not None:
-        head = like.head_name if head is None else head
+        head = like.named_head if head is None else head
+        output = like.output if output is None else output
         if mean is None and std is None and like.mean is not None and like.std is not None:
             mean, std = like.mean.flatten().tolist(), like.std.flatten().tolist()
-    return Classifier(model, head=head, mean=mean, std=std)
+    return Classifier(model, head=head, mean=mean, std=std, output=output)
+
+
+def _say_normalisation(classifier: Classifier) -> None:
+    """Log what images are normalised with; warn if nothing declares it, or if it seems to happen twice."""
+    own = own_layer(classifier.model)
+    if not classifier.normalised_by:
+        warnings.warn(
+            f"no normalisation is declared, so the model gets images in [0,1]. {'. '.join(advice(classifier.model))}",
+            stacklevel=3,
+        )
+    elif classifier.mean is None or classifier.std is None:
+        log.info("images are normalised by %s", classifier.normalised_by)
+    else:
+        mean, std = ([round(value, 4) for value in t.flatten().tolist()] for t in (classifier.mean, classifier.std))
+        log.info("images are normalised with mean %s and std %s, from %s", mean, std, classifier.normalised_by)
+        if own is not None and {*mean, *std} != {0, 1}:
+            warnings.warn(
+                f"mean and std were given, and the model seems to normalise images too (in layer {own!r}). If so: "
+                "adapt(model, mean=0, std=1)",
+                stacklevel=3,
+            )
 
 
 def _predictor(classifier: Classifier, predictor: str | Mapping[str, Any] | Predictor, seed: int | None) -> Predictor:

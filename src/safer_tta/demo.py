@@ -6,17 +6,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ._internal.files import atomic_write
 from ._internal.progress import progress
-from ._internal.safetensors_io import atomic_write
 from .attacks import full_threat
 from .bench import figures, report
 from .bench.experiment import AttackOn, Experiment
 from .bench.figures import Curve
-from .bench.metrics import rolling
 from .bench.qualitative import one_attacked_image
 from .bench.run import Materials, perform
 from .data import ArrayStore, Dataset, StreamSpec, excerpt, open_dataset
 from .data.store import digest_file
+from .evaluation.metrics import rolling
 from .training import attacked_copies, source_recipe, surrogate_recipe, train_source, train_surrogate
 from .training.definitions import definition_of
 from .training.trainer import accuracy

@@ -140,7 +140,7 @@ def _step() -> Finding:
     from .models import zoo
 
     with tempfile.TemporaryDirectory() as folder:
-        adapted = adapt(zoo.create("small", num_classes=3), seed=0)
+        adapted = adapt(zoo.create("small", num_classes=3), mean=0, std=1, seed=0)
         prediction = adapted(torch.rand(4, 3, 32, 32))
         adapted.save(os.path.join(folder, "state.safetensors"))
     if not bool(torch.isfinite(prediction.probs).all()):

@@ -13,13 +13,13 @@ from safer_tta.training.definitions import definition_of
 from tests.processes import gate, kill_and_finish
 
 
-def prepare(model, *, attacked=False, images=None, **changes):
-    """Return a run on the domain sketch and what it is made of; attacked copies are the images in another order."""
+def prepare(model, *, attacked=False, images=None, target="sketch", **changes):
+    """Return a run on a domain and what it is made of; attacked copies are the images in another order."""
     dataset = open_dataset("synthetic", count=70)
-    sketch = dataset.domain("sketch")
+    sketch = dataset.domain(target)
     sketch = sketch if images is None else excerpt(sketch, images, seed=0)
     attack = AttackOn(name="pgd", threat=full_threat(), surrogates=({"file": "a surrogate"},)) if attacked else None
-    described = {"data": dataset.identity, "target": "sketch", "source": definition_of(model), "images": images}
+    described = {"data": dataset.identity, "target": target, "source": definition_of(model), "images": images}
     experiment = Experiment(**{**described, "attack": attack, **changes})
     return experiment, Materials((sketch,), model, (sketch.images[::-1].copy(),) if attacked else None)
 
@@ -44,6 +44,13 @@ def test_a_clean_run_has_no_threat(source_file, tmp_path):
     row = perform(*prepare(source_file, method="none", predictor="plain"), tmp_path)
     assert (row["attack"], row["eps"], row["threat"], row["accuracy_attacked"]) == (None, None, None, None)
     assert row["reliability"] is None
+
+
+def test_a_domain_that_the_source_was_trained_on_brings_a_warning(source_file, tmp_path):
+    seen = prepare(source_file, target="photo", images=6, method="none", predictor="plain")
+    for _ in range(2):  # the second time the row is looked up
+        with pytest.warns(UserWarning, match=r"was trained on 'cartoon', 'painting', 'photo', .* of 'photo'"):
+            perform(*seen, tmp_path)
 
 
 def test_different_runs_have_different_rows(source_file, tmp_path):

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from safer_tta.bench.metrics import rolling
 from safer_tta.bench.record import Record
+from safer_tta.evaluation.metrics import rolling
 from safer_tta.predictors import Prediction, Report
 
 CLASSES, VIEWS, BATCHES = 3, 3, 19

@@ -6,14 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from safer_tta import adapt
+from safer_tta import adapt, load_classifier
 from safer_tta._internal.seeds import generator
 from safer_tta.attacks import eot_pgd, pgd
 from safer_tta.bench.graph import graph, size_for
 from safer_tta.bench.plan import Cell, Row
 from safer_tta.bench.tasks import QUICK_COUNT, Place, execute
 from safer_tta.data import Stream, StreamSpec, excerpt
-from safer_tta.training import load
 from safer_tta.training.trainer import accuracy
 
 SEED, IMAGES, BATCH = 1, 32, 16  # seed 0 would hide that a part does not get the seed
@@ -66,7 +65,7 @@ def by_hand(tasks, place, asked):
     """What the run should give: probabilities, labels, and which images were attacked."""
     sketch = excerpt(place.dataset().domain("sketch"), IMAGES, SEED)
     precision = asked.size.get("precision", "float32")
-    surrogate = load(tasks["surrogate"].path(place))
+    surrogate = load_classifier(tasks["surrogate"].path(place))
     surrogate.accelerate(precision=precision)
     threat = {"eps": 8 / 255, "step": 2 / 255, "steps": 2, **asked.threat}  # quick: a tenth of the paper's steps
     images, labels = torch.from_numpy(sketch.images), torch.from_numpy(sketch.labels)
@@ -74,7 +73,7 @@ def by_hand(tasks, place, asked):
     settings = {"batch": BATCH, "attack_rate": 50, "seed": SEED, **asked.stream}
     kept = np.ascontiguousarray((copies * 255).round().byte())  # as the store lays them out: it decides the last digits
     stream = Stream([sketch], StreamSpec(**settings), [kept])
-    method = adapt(load(tasks["source"].path(place)), seed=SEED, **{**PLAIN, **asked.adapt})
+    method = adapt(load_classifier(tasks["source"].path(place)), seed=SEED, **{**PLAIN, **asked.adapt})
     answers = [(method(batch.images).probs, batch.labels, batch.attacked) for batch in stream]
     probs, labels, attacked = map(torch.cat, zip(*answers, strict=True))
     return probs.double(), labels, attacked
@@ -112,14 +111,16 @@ def test_a_live_attack_hits_the_images_that_the_stream_chooses(place):
     images, labels = map(torch.cat, zip(*calm, strict=True))
     assert row["attack"] == "eot"
     assert row["accuracy_attacked"] < 10
-    assert row["accuracy_clean"] == pytest.approx(accuracy(load(tasks["source"].path(place)), images, labels))
+    assert row["accuracy_clean"] == pytest.approx(
+        accuracy(load_classifier(tasks["source"].path(place)), images, labels)
+    )
     assert row["accuracy_clean"] > 10
 
 
 def test_a_live_attack_follows_the_updates(place):
     asked = {"predictor": "safer", "options": {"lr": 0.1}, "stream": {"batch": 8}, "attack": EOT}
     tasks = carried_out(place, asked)
-    method = adapt(load(tasks["source"].path(place)), "tent", "safer", seed=SEED, lr=0.1)
+    method = adapt(load_classifier(tasks["source"].path(place)), "tent", "safer", seed=SEED, lr=0.1)
     probs = []
     for number, batch in enumerate(to_be_attacked(tasks, place)):
         with method.answering():

@@ -1,17 +1,20 @@
+import errno
 import json
+import os
 import re
 import textwrap
 
 import pytest
 from typer.main import get_command
 
+import safer_tta
 from safer_tta.cli import app
 from safer_tta.methods import METHODS
 from tests.conftest import needs_pacs
 from tests.data.parts import image_folder, pacs_excerpt
 from tests.processes import python
 
-COMMANDS = ["attack", "bench", "data check", "demo", "doctor", "methods", "run", "send", "serve", "train"]
+COMMANDS = ["attack", "bench", "data check", "demo", "doctor", "methods", "pack", "run", "send", "serve", "train"]
 
 
 def test_every_command_is_listed(safer):
@@ -35,6 +38,11 @@ def test_help_describes_every_option(command, safer, monkeypatch):
         assert parameter.help.endswith((".", ")"))
     if command in ("attack", "run"):
         assert "the extra [attacks]" in ended.stdout, "rich would take it as a style and swallow it"
+
+
+def test_the_version_is_that_of_the_package(safer):
+    ended = safer("--version")
+    assert (ended.returncode, ended.stdout) == (0, f"safer-tta {safer_tta.__version__}\n")
 
 
 def test_help_does_not_wait_for_torch():
@@ -92,3 +100,26 @@ def test_data_check_of_a_sound_folder_ends_well(good, tmp_path):
     found = good("data", "check", image_folder(tmp_path / "pictures"), "--manifest", tmp_path / "files.json")
     assert found["counts"] == {domain: {"cat": 3, "dog": 3} for domain in ("one", "two")}
     assert len(json.loads((tmp_path / "files.json").read_text())["files"]) == 12
+
+
+def test_data_check_gives_a_line_for_each_problem(safer, tmp_path):
+    root = image_folder(tmp_path / "pictures")
+    (root / "one" / "cat" / "gone.png").symlink_to(root / "nowhere.png")
+    (root / "one" / "dog" / "text.png").write_text("not an image")
+    for file in (root / "two" / "cat").iterdir():
+        file.unlink()
+    found = safer("data", "check", root, "--manifest", tmp_path / "files.json")
+    assert found.returncode == 1
+    problems = [line for line in found.stdout.splitlines() if line.startswith("problem: ")]
+    assert len(problems) == 3
+    assert all(any(word in line for line in problems) for word in ("gone.png", "text.png", "no image in class 'cat'"))
+
+
+def test_a_full_disk_names_the_file_that_has_no_room(safer, tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("os.fsync", full)
+    ended = safer("data", "check", image_folder(tmp_path / "pictures"), "--manifest", tmp_path / "files.json")
+    assert ended.returncode == 2
+    assert ended.stderr == f"error: {tmp_path / 'files.json'}: No space left on device\n"

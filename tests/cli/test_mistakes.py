@@ -27,6 +27,10 @@ UNKNOWN = [  # a name that is not known, and the nearest one
     (SERVE + "--method nomethod", "--method 'nomethod' is unknown; expected one of bn, "),
     (SERVE + "--method tent+medbn", "--method 'tent+medbn' is unknown (did you mean 'tent' with norm 'medbn'?)"),
     (PLAN + "--target sktch", "--target 'sktch' is unknown (did you mean 'sketch'?)"),
+    (
+        TRAIN + "--architecture smal",
+        "--architecture 'smal' is unknown (did you mean 'small'?); expected one of resnet18",
+    ),
     (BENCH + "--executor cloud", "'cloud' is unknown; expected one of local, ray"),
     (BENCH + "--sink cloud", "'cloud' is unknown; expected one of tensorboard"),
     (BENCH + "--precision float8", "float8"),
@@ -36,10 +40,10 @@ UNKNOWN = [  # a name that is not known, and the nearest one
     ("rnu", "No such command 'rnu'. Did you mean 'run'?"),
 ]
 MISSING = [  # files and folders
-    ("run --target sketch --model nowhere --store .", "Invalid value for '--model': file 'nowhere' does not exist"),
-    (RUN + "--attack-rate 50 --surrogate nowhere", "Invalid value for '--surrogate': file 'nowhere' does not exist"),
-    ("attack --target sketch --surrogate nowhere --store .", "Invalid value for '--surrogate': file 'nowhere'"),
-    ("serve --model nowhere", "Invalid value for '--model': file 'nowhere' does not exist"),
+    ("run --target sketch --model nowhere --store .", "Invalid value for '--model': path 'nowhere' does not exist"),
+    (RUN + "--attack-rate 50 --surrogate nowhere", "Invalid value for '--surrogate': path 'nowhere' does not exist"),
+    ("attack --target sketch --surrogate nowhere --store .", "Invalid value for '--surrogate': path 'nowhere'"),
+    ("serve --model nowhere", "Invalid value for '--model': path 'nowhere' does not exist"),
     (SERVE + "--tokens nowhere", "Invalid value for '--tokens': file 'nowhere' does not exist"),
     (TRAIN + "--weights nowhere", "Invalid value for '--weights': file 'nowhere' does not exist"),
     (TRAIN + "--data /nowhere", "Invalid value for '--data': '/nowhere' is not a folder; expected root/domain/class"),

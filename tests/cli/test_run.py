@@ -29,3 +29,11 @@ def test_an_excerpt_of_pacs_from_training_to_a_row(safer, good, tmp_path, monkey
 def test_a_clean_run_does_not_depend_on_the_threat(good, source_file, tmp_path):
     run = ("run", "--target", "sketch", "--model", source_file, "--images", 8, "--store", tmp_path)
     assert good(*run) == good(*run, "--eps", "16/255", "--attack", "eot")
+
+
+@pytest.mark.filterwarnings("default::UserWarning")
+def test_a_domain_that_the_source_was_trained_on_brings_one_line(safer, source_file, tmp_path):
+    ended = safer("run", "--target", "photo", "--model", source_file, "--images", 8, "--store", tmp_path)
+    assert ended.returncode == 0
+    (line,) = [line for line in ended.stderr.splitlines() if line]
+    assert line.startswith(f"warning: {source_file} was trained on ")

@@ -1,3 +1,4 @@
+import csv
 import inspect
 import json
 
@@ -38,8 +39,13 @@ def test_a_folder_is_sent_once(good, safer, server, asking, tmp_path):
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(image_file(SIDE + number))
     settings = ["--stream", "folder", "--url", server.url, "--batch", 2, "--labelled"]
+    settings += ["--out", tmp_path / "answers.csv"]
     for _ in range(2):  # the second time everything has been answered before
         sent = good("send", tmp_path, *settings)
         assert (sent["images"], sent["batches"]) == (5, 3)
         assert asking.stream("folder")["batches"] == 3
         assert asking.stream("folder")["accuracy"] == pytest.approx(sent["accuracy"])
+        with (tmp_path / "answers.csv").open(newline="") as file:
+            lines = list(csv.DictReader(file))
+        assert 100 * sum(line["class"] == line["true_class"] for line in lines) / 5 == sent["accuracy"]
+        assert all(0 <= float(line[number]) <= 1 for line in lines for number in ("probability", "suspicion"))

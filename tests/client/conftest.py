@@ -55,6 +55,7 @@ class Service:
     labels: dict[int, list[int]] = field(default_factory=dict)
     feed: bytes = FEED
     classes: list[Any] = field(default_factory=lambda: list(CLASSES))
+    suspicion: float | None = None
 
     def asked(self, method: str, ending: str) -> list[Request]:
         return [r for r in self.requests if r.method == method and r.path.endswith(ending)]
@@ -102,6 +103,8 @@ class Service:
                 "number": stream["batches"],
                 "labels": labels,
                 "classes": [self.classes[n] for n in labels],
+                "probabilities": [[1.0 if n == label else 0.0 for n in range(len(self.classes))] for label in labels],
+                "suspicion": self.suspicion and [self.suspicion] * count,
                 "abstain": [n == 0 for n in range(count)],
             }
             stream["batches"] += 1

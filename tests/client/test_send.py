@@ -1,3 +1,5 @@
+import csv
+
 import pytest
 from PIL import Image
 
@@ -55,6 +57,46 @@ def test_labels_are_the_names_of_folders(service, client, folder, monkeypatch):
     monkeypatch.chdir(folder / "8")  # of images in the folder itself, its own name
     send_folder(client, ".", "here", labelled=True)
     assert service.labels[0] == [1]
+
+
+def read_csv(path):
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.parametrize("suspicion", [None, 0.25])
+def test_the_answer_to_each_image_is_a_line_of_a_file(service, client, folder, tmp_path, suspicion):
+    service.suspicion = suspicion
+    (folder / "dog" / "b.png").rename(folder / "dog" / 'ß, "b".png')
+    send_folder(client, folder, "gate-7", batch=2, out=tmp_path / "answers.csv")
+    lines = read_csv(tmp_path / "answers.csv")
+    assert [line["file"] for line in lines] == [*SORTED[:-1], 'dog/ß, "b".png']
+    assert [line["batch"] for line in lines] == ["0", "0", "1", "1", "2"]
+    assert [line["class"] for line in lines] == ["cat", "dog", "cat", "dog", "cat"]  # as the server answers
+    assert [line["abstain"] for line in lines] == ["1", "0", "1", "0", "1"]
+    assert {line["probability"] for line in lines} == {"1.0"}
+    assert {line["suspicion"] for line in lines} == {"" if suspicion is None else "0.25"}
+    assert {line["true_class"] for line in lines} == {""}
+
+
+def test_lines_of_labelled_images_have_the_true_class(client, folder, tmp_path):
+    sent = send_folder(client, folder, "gate-7", batch=2, labelled=True, out=tmp_path / "answers.csv")
+    lines = read_csv(tmp_path / "answers.csv")
+    assert sorted(line["file"] for line in lines) == SORTED
+    assert all(line["true_class"] == line["file"].split("/")[-2] for line in lines)
+    assert sum(line["true_class"] == line["class"] for line in lines) == sent["accuracy"] * 5 / 100
+
+
+def test_a_file_of_answers_is_complete_or_absent_and_checked_first(service, client, folder, tmp_path):
+    with pytest.raises(FileNotFoundError, match="nowhere is not a folder"):
+        send_folder(client, folder, "fresh", out=tmp_path / "nowhere" / "answers.csv")
+    assert not service.requests
+    service.faults = [None, None, refuse(422, "image 1 cannot be decoded")]
+    with pytest.raises(ServiceError):
+        send_folder(client, folder, "gate-7", batch=2, out=tmp_path / "answers.csv")
+    assert [path.name for path in tmp_path.iterdir()] == [folder.name]
+    send_folder(client, folder, "gate-7", batch=2, out=tmp_path / "answers.csv")
+    assert len(read_csv(tmp_path / "answers.csv")) == 5
 
 
 @pytest.mark.parametrize("how", ["killed", "lost"])

@@ -51,7 +51,15 @@ class TestOperator:
         assert torch.isfinite(images.grad).all()
         assert images.grad.abs().sum() > 0
 
-    @pytest.mark.parametrize("bad", ["grey", "four channels", "one image without batch", "int64"])
+    def test_a_grey_image_is_a_colour_image_with_equal_channels(self, name, device):
+        images = batches(1)[0][:, :1].to(device)
+        if OPERATORS[name].random:
+            assert self.apply(name, images).shape == images.shape
+        else:
+            colour = self.apply(name, images.expand(-1, 3, -1, -1))
+            torch.testing.assert_close(self.apply(name, images), colour[:, :1], rtol=1e-3, atol=1e-3)
+
+    @pytest.mark.parametrize("bad", ["four channels", "one image without batch", "int64"])
     def test_refuses(self, name, device, bad):
         values = OPERATORS[name].sample(2, generator())
         with pytest.raises(ValueError, match="expected"):

@@ -3,10 +3,14 @@ import zlib
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageOps
 
+from safer_tta._internal.resizing import STRETCH, Resize
 from safer_tta.data import DataError, open_dataset
-from safer_tta.data.domains import KNOWN, ImageFolder, check, decode
+from safer_tta.data.check import check
+from safer_tta.data.decoding import decode
+from safer_tta.data.domains import KNOWN, ImageFolder
+from safer_tta.data.store import digest_file
 from safer_tta.errors import UnknownNameError
 from tests.conftest import PACS, needs_pacs
 from tests.data.parts import image_folder, picture
@@ -114,6 +118,77 @@ def test_an_unreadable_image_is_reported_and_nothing_is_kept(root, damaged):
     assert "bad.png" in unreadable
 
 
+def test_a_broken_link_is_refused_by_name_before_anything_is_decoded(root):
+    (root / "one" / "cat" / "gone.png").symlink_to(root / "nowhere.png")
+    with pytest.raises(DataError, match=r"gone\.png is a link to a file that does not exist"):
+        open_small(root)
+
+
+def test_check_names_everything_that_is_wrong_and_goes_through_the_whole_folder(root):
+    (root / "one" / "cat" / "gone.png").symlink_to(root / "nowhere.png")
+    (root / "two" / "bird").symlink_to(root / "nowhere")
+    (root / "two" / "cat" / "folder.png").mkdir()
+    for file in (root / "two" / "dog").iterdir():
+        file.unlink()
+    found = check(root)
+    assert found["counts"] == {"one": {"cat": 4, "dog": 3}, "two": {"cat": 4, "dog": 0}}
+    (empty,) = found["empty"]
+    assert "no image in class 'dog'" in empty
+    assert len(found["unreadable"]) == 3
+    for name in ("gone.png", "folder.png", "bird"):
+        assert sum(name in problem for problem in found["unreadable"]) == 1
+    assert len(found["files"]) == 11
+
+
+def with_orientation(path, image, orientation):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    image.save(path, exif=exif)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["png", "jpg", "webp", "tiff"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_an_image_stands_upright_however_the_camera_was_held(tmp_path, kind, orientation):
+    """The reference is Pillow's own way of turning images."""
+    image = Image.new("RGB", (12, 8))
+    image.paste((250, 10, 10), (0, 0, 4, 4))
+    image.paste((10, 10, 250), (8, 4, 12, 8))
+    path = with_orientation(tmp_path / f"x.{kind}", image, orientation)
+    with Image.open(path) as opened:
+        upright = ImageOps.exif_transpose(opened)
+    assert np.array_equal(decode(path, None), np.asarray(upright.convert("RGB")).transpose(2, 0, 1))
+    assert decode(path, None).shape[1:] == ((12, 8) if orientation > 4 else (8, 12))
+
+
+def test_only_a_dataset_with_turned_images_has_a_new_identity(root, monkeypatch):
+    def hash_only(path):
+        return digest_file(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("safer_tta.data.domains._identify", hash_only)
+        before = open_small(root).identity
+    shutil.rmtree(root.parent / "cache")
+    assert open_small(root).identity == before
+    with_orientation(root / "two" / "dog" / "0.png", Image.new("RGB", (20, 16)), 6)
+    with monkeypatch.context() as patch:
+        patch.setattr("safer_tta.data.domains._identify", hash_only)
+        before = open_small(root).identity
+    shutil.rmtree(root.parent / "cache")
+    assert open_small(root).identity != before
+
+
+def test_a_damaged_exif_block_does_not_cost_the_image(tmp_path):
+    Image.new("RGB", (12, 8)).save(tmp_path / "x.jpg", exif=b"Exif\0\0damaged beyond reading")
+    assert decode(tmp_path / "x.jpg", None).shape == (3, 8, 12)
+
+
+def test_an_image_of_floats_is_refused_instead_of_turning_black(tmp_path):
+    Image.fromarray(np.full((8, 8), 0.5, np.float32)).save(tmp_path / "x.tiff")
+    with pytest.raises(DataError, match=r"x\.tiff.*floating-point numbers"):
+        decode(tmp_path / "x.tiff", None)
+
+
 def test_sixteen_bit_grey_keeps_its_brightness(tmp_path):
     Image.fromarray(np.full((8, 8), 257 * 100, np.uint16)).save(tmp_path / "x.png")
     assert set(decode(tmp_path / "x.png", None).flatten()) == {100}
@@ -131,3 +206,18 @@ def test_pacs_has_the_official_numbers():
     found = check(PACS)
     assert (found["dataset"], found["differences"], found["unreadable"]) == ("pacs", [], [])
     assert sum(sum(counts.values()) for counts in found["counts"].values()) == 9991
+
+
+def test_images_come_to_their_side_by_the_rule(tmp_path):
+    """Another rule gives other images, a dataset of another identity, and its own files in the cache."""
+    image_folder(tmp_path / "data")
+    path = tmp_path / "data" / "one" / "cat" / "0.png"
+    noise = np.random.default_rng(0).integers(256, size=(16, 24, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(path)
+    stretched, cropped = (
+        open_dataset(tmp_path / "data", side=16, resize=resize, cache=tmp_path) for resize in (STRETCH, Resize(1.0))
+    )
+    assert stretched.identity == open_dataset(tmp_path / "data", side=16, cache=tmp_path).identity
+    assert stretched.identity != cropped.identity
+    assert np.array_equal(cropped.domain("one").images[0], noise[:, 4:20].transpose(2, 0, 1))
+    assert not np.array_equal(stretched.domain("one").images[0], cropped.domain("one").images[0])

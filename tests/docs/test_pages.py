@@ -136,11 +136,14 @@ def folder(tmp_path, source_file, monkeypatch):
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if {"python", "bash"} & dict(blocks(page)).keys()], ids=lambda page: page.stem
 )
-def test_a_page_does_what_it_says(page, folder, source_file):
+def test_a_page_does_what_it_says(page, folder, source_file, monkeypatch):
     if "safer train source" not in script(page, 0):
         shutil.copy(source_file, folder / "source.safetensors")
     program = folder / "page.py"
     program.write_text(script(page, free_port()))
+    if re.search("import timm|transformers", program.read_text()):  # they import torchvision
+        (folder / "sitecustomize.py").write_text("import tests.schemas")
+        monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), str(ROOT), os.environ.get("PYTHONPATH", "")]))
     ran = subprocess.run([sys.executable, str(program)], cwd=folder, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, f"{page.name}:\n{ran.stdout[-2000:]}\n{textwrap.shorten(ran.stderr[-4000:], 4000)}"
 

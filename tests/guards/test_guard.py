@@ -10,7 +10,8 @@ from torch import nn
 
 import safer_tta
 from safer_tta import methods
-from safer_tta.guards import POLICIES, Guard
+from safer_tta.errors import InvalidTypeError
+from safer_tta.guards import POLICIES, Alarm, Guard
 from tests.conftest import CLASSES, adapt_small, batches, overflow_gradients, same, small_net
 from tests.guards.parts import EVERY, guarded, one_class, quick, states_after
 
@@ -325,6 +326,48 @@ def test_evaluation_is_guarded_too():
     assert evaluation.images == 18
     assert guard.counters["batches"] == 3
     assert guard.counters["collapses"] > 0
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_an_alarm_is_told_once_for_each_batch_with_trouble(policy):
+    alarms = []
+    guard = guarded(policy=policy, window=3, on_alarm=alarms.append)
+    list(guard.stream(batches(3)))
+    assert alarms == []
+    list(guard.stream([one_class()] * 3))
+    (alarm,) = alarms
+    undone = policy in ("rollback", "freeze")
+    assert alarm == Alarm(("rollback", "collapse") if undone else ("collapse",), 6, policy, dict(guard.counters))
+    guard(torch.full((4, 3, 24, 24), torch.nan))
+    frozen = policy == "freeze"  # then nothing is learnt and no loss is refused
+    assert alarms[1].what == ("answer not finite",) + (() if frozen else ("loss not finite",))
+    assert alarms[1].batch == 7
+    assert str(alarms[1]).startswith("batch 7: answer not finite")
+
+
+def test_an_alarm_comes_when_the_guard_has_dealt_with_it():
+    """So the function may use the guard, and an error in it reaches the caller with everything in order."""
+    known = []
+
+    def on_alarm(alarm):
+        known.append(guard.state_dict())
+        guard.freeze()
+        raise RuntimeError(str(alarm))
+
+    guard = guarded(window=3, on_alarm=on_alarm)
+    start = guard.state_dict()
+    with pytest.raises(RuntimeError, match="batch 3: rollback, collapse"):
+        list(guard.stream([one_class()] * 3))
+    assert same(known[0], start)
+    assert guard.frozen
+    with pytest.raises(InvalidTypeError, match="on_alarm is 5; expected a function"):
+        guarded(on_alarm=5)
+
+
+def test_a_guard_says_what_it_is_and_what_it_guards():
+    shown = repr(guarded(policy="freeze", window=3))
+    assert shown.startswith("Guard(policy='freeze', window=3, least_images=1)\ntent(lr=")
+    assert shown.endswith(repr(guarded().method))
 
 
 def test_a_copied_guard_still_refuses_gradients():

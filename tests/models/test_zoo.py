@@ -1,5 +1,7 @@
 """Models by name: our residual networks against timm's, models of other libraries, weights from files."""
 
+import importlib
+
 import pytest
 import torch
 
@@ -15,15 +17,7 @@ from tests.conftest import WEIGHTS, identical, needs_pacs, needs_weights, photog
 
 @pytest.fixture(scope="module")
 def timm():
-    try:
-        import torchvision  # noqa: F401
-    except RuntimeError:  # its CUDA build beside CPU torch misses the schemas of two operators that are not called here
-        library = torch.library.Library("torchvision", "DEF")
-        library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        library.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        pytest.MonkeyPatch().setattr(torch, "_kept_alive", library, raising=False)
-    except ImportError:
-        pass
+    importlib.import_module("tests.schemas")
     return pytest.importorskip("timm")
 
 

@@ -9,7 +9,7 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -114,17 +114,27 @@ def converse(app: AccessControl, talk: Callable[[httpx.AsyncClient], Awaitable[T
 class Server:
     """`safer serve` in a process of its own, which can be killed and started again."""
 
-    def __init__(self, model: Path, folder: Path, *options: str) -> None:
+    def __init__(
+        self,
+        model: Path,
+        folder: Path,
+        *options: str,
+        before: Sequence[str] = (),
+        side: int | None = SIDE,
+        program: Callable[..., None] = run_safer,
+    ) -> None:
+        self.program = program
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = folder.parent / f"{folder.name}.log"
-        settings = ["--model", str(model), "--folder", str(folder), "--side", str(SIDE), "--port", str(self.port)]
-        self.command = ["serve", *settings, "--seed", str(SEED), *options]
+        settings = ["--model", str(model), "--folder", str(folder), "--port", str(self.port), "--seed", str(SEED)]
+        settings += [] if side is None else ["--side", str(side)]
+        self.command = [*before, "serve", *settings, *options]
         self.start()
 
     def start(self) -> None:
         seen = self.log.stat().st_size if self.log.exists() else 0
-        self.process = CONTEXT.Process(target=run_safer, args=(self.command, self.log, self.log, None, {}))
+        self.process = CONTEXT.Process(target=self.program, args=(self.command, self.log, self.log, None, {}))
         self.process.start()
         deadline = time.monotonic() + 60
         while not (self.log.exists() and re.search(rb"serving .* at http", self.log.read_bytes()[seen:])):
@@ -144,8 +154,8 @@ class Server:
 
 
 @contextlib.contextmanager
-def serving(model: Path, folder: Path, *options: str) -> Iterator[Server]:
-    server = Server(model, folder, *options)
+def serving(model: Path, folder: Path, *options: str, **how: Any) -> Iterator[Server]:
+    server = Server(model, folder, *options, **how)
     try:
         yield server
     finally:
@@ -155,8 +165,8 @@ def serving(model: Path, folder: Path, *options: str) -> Iterator[Server]:
 class Replay:
     """A stream as the library answers it without a service."""
 
-    def __init__(self, model: Path, name: str, owner: str = "local") -> None:
-        method = Service(model=model, folder=Path("unused"), side=SIDE).build()
+    def __init__(self, model: Path, name: str, owner: str = "local", **service: Any) -> None:
+        method = Service(**{"model": model, "folder": Path("unused"), "side": SIDE, **service}).build()
         self.guard = Guard(method, least_agreement=0)
         method.state.generator.manual_seed(generator(SEED, "stream", owner, name).initial_seed())
 

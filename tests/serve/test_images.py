@@ -36,6 +36,16 @@ def test_sixteen_bits_of_grey_are_not_clipped():
     assert 126 < picture.mean() < 129
 
 
+def test_an_upload_stands_upright_however_the_camera_was_held():
+    image, exif, file = Image.new("RGB", (SIDE, SIDE)), Image.Exif(), io.BytesIO()
+    image.paste((250, 10, 10), (0, 0, SIDE // 2, SIDE // 2))  # top left
+    exif[0x0112] = 6  # turned by a quarter to the left when it was stored
+    image.save(file, "PNG", exif=exif)
+    (picture,) = from_files([file.getvalue()], SIDE, Limits())
+    assert picture[0, 0, -1] == 250  # top right
+    assert picture[0, 0, 0] == 0
+
+
 def test_pixels_are_counted_over_the_whole_batch():
     with pytest.raises(Refused, match="the batch has 8192 pixels"):
         from_files([image_file()] * 2, SIDE, Limits(batch_pixels=8000))

@@ -1,3 +1,4 @@
+import asyncio
 import contextlib
 import json
 import socket
@@ -7,7 +8,8 @@ import pytest
 
 from safer_tta.client import Client, ServiceError
 from safer_tta.errors import InvalidValueError
-from safer_tta.serve.limits import Refused
+from safer_tta.serve.limits import Limits, Refused
+from safer_tta.serve.middleware import AccessControl
 from safer_tta.serve.server import check_address
 from safer_tta.serve.tokens import Tokens
 from tests.serve.helpers import TOKENS, pictures, serving
@@ -99,3 +101,37 @@ def test_every_answer_has_security_headers(server):
 def test_no_path_reaches_other_files(server):
     for name in ("../app.py", "..%2fapp.py", "%2e%2e/app.py", "index.html", "/etc/passwd", "%2fetc%2fpasswd"):
         assert httpx.get(f"{server.url}/dashboard/{name}").status_code == 404
+
+
+def test_a_request_that_is_half_sent_when_the_service_stops_is_refused_and_not_a_traceback():
+    """The server cancels what it has waited for long enough; uvicorn logs a cancellation as a failure."""
+
+    async def read_all(scope, receive, send):
+        while (await receive())["more_body"]:
+            pass
+
+    async def stop() -> list:
+        waiting, sent = asyncio.Event(), []
+        messages = [{"type": "http.request", "body": b"{", "more_body": True}]
+
+        async def receive():
+            if messages:
+                return messages.pop()
+            waiting.set()
+            return await asyncio.Event().wait()  # for ever
+
+        async def send(message):
+            sent.append(message)
+
+        scope = {"type": "http", "method": "POST", "path": "/v1/streams", "headers": [(b"host", b"127.0.0.1")]}
+        control = AccessControl(read_all, Tokens(), Limits())
+        request = asyncio.create_task(control(scope, receive, send))
+        await waiting.wait()
+        request.cancel()
+        await request
+        assert control.arriving == 0
+        return sent
+
+    start, body = asyncio.run(stop())
+    assert start["status"] == 503
+    assert "stopping" in json.loads(body["body"])["error"]

@@ -1,9 +1,10 @@
 import numpy as np
 import pytest
 
+from safer_tta import load_classifier
 from safer_tta.data import ArrayStore, excerpt
 from safer_tta.errors import InvalidValueError
-from safer_tta.training import attacked_copies, load, surrogate_recipe, train_surrogate
+from safer_tta.training import attacked_copies, surrogate_recipe, train_surrogate
 from safer_tta.training.trainer import accuracy
 
 
@@ -28,7 +29,7 @@ def test_attacked_copies_fool_the_surrogate_and_are_made_once(data, tmp_path):
 
 def test_copies_depend_on_surrogate_seed_images_and_threat_and_live_attacks_make_none(data, trained, tmp_path):
     few, other = (excerpt(data.domain("sketch"), 4, seed) for seed in (0, 1))
-    surrogate, store, usual = load(trained), ArrayStore(tmp_path), {"source": "one", "threat": {"steps": 1}}
+    surrogate, store, usual = load_classifier(trained), ArrayStore(tmp_path), {"source": "one", "threat": {"steps": 1}}
     asked = [(few, {}), (few, {"source": "another"}), (few, {"seed": 1}), (other, {}), (few, {"threat": {"steps": 2}})]
     made = [attacked_copies(domain, surrogate, store, **{**usual, **how}) for domain, how in asked]
     assert len(list(tmp_path.iterdir())) == len(asked)

@@ -10,13 +10,14 @@ import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from safer_tta import Classifier
+from safer_tta import Classifier, load_classifier
 from safer_tta._internal import safetensors_io
 from safer_tta.data import excerpt, open_dataset
 from safer_tta.data.store import digest_file
 from safer_tta.errors import InvalidValueError
-from safer_tta.training import SHIPPED, Recipe, load, robust, source_recipe, train, train_source, trainer
-from safer_tta.training.trainer import accuracy, check_classes, recipe_of, side_for, split
+from safer_tta.models.card import read_card
+from safer_tta.training import SHIPPED, Recipe, robust, source_recipe, train, train_source, trainer
+from safer_tta.training.trainer import accuracy, check_classes, recipe_of, split
 from tests.conftest import WEIGHTS, needs_cuda, needs_weights
 from tests.processes import gate, kill_and_finish
 
@@ -36,7 +37,7 @@ def test_split_is_stratified():
 
 
 def test_training_learns_and_keeps_the_best(data, trained):
-    model = load(trained)
+    model = load_classifier(trained)
     described = recipe_of(trained)
     assert described["accuracy"] > 2 / 7, "24 steps from the backbone are better than chance"
     assert set(described["domains"]) == {"photo", "painting", "cartoon"}
@@ -96,7 +97,7 @@ def test_the_imagenet_network_trains_and_loads_again(data, tmp_path):
     """Its stride is on the first 1x1 convolution; the file must say so, or it could not be loaded."""
     recipe = Recipe(architecture="resnet50", weights=str(WEIGHTS), steps=1, batch=2, every=1)
     trained = train([excerpt(data.domain("photo"), 14, seed=0)], recipe, tmp_path / "m.safetensors")
-    again = load(tmp_path / "m.safetensors")
+    again = load_classifier(tmp_path / "m.safetensors")
     assert again.model.layer2[0].conv1.stride == (2, 2)
     x = torch.rand(2, 3, 64, 64)
     assert torch.equal(trained.eval()(x)[1], again(x)[1])
@@ -117,8 +118,8 @@ def test_a_finished_training_is_not_repeated_and_another_is_refused(data, traine
 def test_a_file_that_is_not_a_model_for_this_is_refused(data, trained, tmp_path):
     with pytest.raises(InvalidValueError, match="does not fit this architecture"):
         train_source(data, "sketch", Recipe(architecture="resnet18", weights=str(trained), steps=1), tmp_path / "x")
-    with pytest.raises(InvalidValueError, match="not a trained model"):
-        load(SHIPPED)
+    with pytest.raises(InvalidValueError, match="holds weights without"):
+        load_classifier(SHIPPED)
 
 
 def test_the_backbone_is_shipped_and_small():
@@ -138,7 +139,7 @@ def test_the_place_of_the_weights_does_not_matter(data, recipe, tmp_path):
 
 
 def test_a_model_remembers_the_side_of_its_images_and_its_classes(data, trained):
-    assert (side_for(trained), side_for(trained, 32)) == (64, 32)
+    assert read_card(trained).side == 64
     domain = data.domain("sketch")
     check_classes(trained, domain)
     with pytest.raises(InvalidValueError, match=r"knows the classes .* expected a model that was trained on this data"):

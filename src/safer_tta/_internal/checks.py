@@ -1,5 +1,6 @@
 """Checks of values. An error names the option, what came and what was expected."""
 
+import contextlib
 import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -31,6 +32,13 @@ def count(**values: Any) -> None:
             raise InvalidValueError(f"{name} is {value}; expected a whole number of at least 1")
 
 
+def whole(**values: Any) -> None:
+    """Accept whole numbers, such as seeds."""
+    for name, value in values.items():
+        if isinstance(value, bool) or not hasattr(value, "__index__"):
+            raise InvalidTypeError(f"{name} is {value!r}; expected a whole number{_unquoted(name, value)}")
+
+
 def flag(**values: Any) -> None:
     for name, value in values.items():
         if not isinstance(value, bool):
@@ -47,6 +55,15 @@ def one_of(known: Iterable[str], **values: Any) -> None:
 def _check_numbers(values: Mapping[str, Any], expected: str, accepted: Callable[[Any], bool]) -> None:
     for name, value in values.items():
         if isinstance(value, bool) or not hasattr(value, "__float__"):
-            raise InvalidTypeError(f"{name} is {value!r}; expected {expected}")
+            raise InvalidTypeError(f"{name} is {value!r}; expected {expected}{_unquoted(name, value)}")
         if not accepted(value):
             raise InvalidValueError(f"{name} is {value}; expected {expected}")
+
+
+def _unquoted(name: str, value: Any) -> str:
+    """Return advice on a number that came as a string, as configuration files often give it."""
+    with contextlib.suppress(TypeError, ValueError):
+        if isinstance(value, str):
+            number = float(value)
+            return f". It is a string; give the number: {name}={int(number) if number.is_integer() else number!r}"
+    return ""

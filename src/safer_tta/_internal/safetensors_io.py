@@ -1,17 +1,13 @@
 """Tensors on disk in the safetensors format: eight bytes of length, a JSON header, raw bytes. No pickle.
 
-The core depends only on torch and numpy, so it has an implementation of its own. A file is written under another name,
-flushed to the disk and then renamed, so it is complete or absent.
+The core depends only on torch and numpy, so it has an implementation of its own.
 """
 
-import contextlib
 import io
 import json
 import os
-import secrets
 import struct
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
@@ -20,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..errors import InvalidTypeError, InvalidValueError, TensorFileError
+from .files import FilePath, atomic_write
 from .hashing import hash_bytes
 
 _DTYPES: dict[str, torch.dtype] = {
@@ -35,29 +32,10 @@ _DTYPES: dict[str, torch.dtype] = {
     "BOOL": torch.bool,
 }
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
-FilePath = str | os.PathLike[str]
 Content = tuple[dict[str, Tensor], dict[str, str]]
 _LARGEST_HEADER = 100_000_000
 CONTENT = "blake2b"  # the key of the hash of all tensors' bytes in the metadata
-
-
-@contextlib.contextmanager
-def atomic_write(path: FilePath) -> Iterator[IO[bytes]]:
-    """Open a temporary file beside `path`, which is renamed to `path` if the block succeeds."""
-    path = Path(path)
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"{path.parent} is not a folder; create it before writing {path.name} there")
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
-    try:
-        with temporary.open("xb") as file:  # with the user's own permissions; mkstemp would hide it from others
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
+HEADER = "blake2b_header"  # the key of the hash of the rest of the header: names, types, shapes and metadata
 
 
 def write(path: FilePath, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
@@ -83,6 +61,7 @@ def _encode(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None) -
         offsets = [offset, offset + size]
         header[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": offsets}
         offset += size
+    header["__metadata__"][HEADER] = _hash_header(header)
     encoded = json.dumps(header, separators=(",", ":")).encode()
     encoded += b" " * (-len(encoded) % 8)  # the format requires data to start on an eight-byte boundary
     yield struct.pack("<Q", len(encoded))
@@ -104,7 +83,9 @@ def loads(content: bytes, name: str = "bytes") -> Content:
 def read_metadata(path: FilePath) -> dict[str, str]:
     """Read only the text in the header."""
     with open(path, "rb") as file:
-        return {name: text for name, text in _read_header(file, path)[1].items() if name != CONTENT}
+        metadata = _read_header(file, path)[1]
+    metadata.pop(CONTENT, None)
+    return metadata
 
 
 def _decode(file: IO[bytes], path: FilePath) -> Content:
@@ -126,10 +107,19 @@ def _read_header(file: IO[bytes], path: FilePath) -> tuple[dict[str, Any], dict[
     encoded = file.read(length)
     try:
         header = json.loads(encoded)
+        written = header.get("__metadata__", {}).pop(HEADER, None)
+        if written is not None and written != _hash_header(header):
+            raise TensorFileError(f"{path} is damaged: its header is not what was written. Restore it from a copy")
         metadata = {str(key): str(value) for key, value in header.pop("__metadata__", {}).items()}
-    except (ValueError, AttributeError, TypeError) as error:
+    except TensorFileError:
+        raise
+    except (ValueError, AttributeError, TypeError, RecursionError) as error:
         raise TensorFileError(f"{path} is not a safetensors file (its header is not a JSON object)") from error
     return header, metadata
+
+
+def _hash_header(header: Mapping[str, Any]) -> str:
+    return hash_bytes([json.dumps(header, sort_keys=True).encode()]).hex()
 
 
 def _tensor(path: FilePath, name: str, entry: Any, data: NDArray[np.uint8]) -> Tensor:

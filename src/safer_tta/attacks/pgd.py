@@ -73,7 +73,7 @@ def ascend(
 ) -> Tensor:
     """Climb a gradient inside the ball of radius eps around the images, and end on 8-bit values."""
     check_threat(eps=eps, step=step, steps=steps, norm=norm)
-    check_images(images)
+    check_images(images, channels=())
     ball = BALLS[norm]
     images = images / LEVELS if images.dtype == torch.uint8 else images.detach()
     perturbed = (images + ball.start(_uniform(images, generator), eps)).clamp(0, 1)
@@ -117,7 +117,7 @@ def scores(predict: Callable[[Tensor], Any], images: Tensor) -> Tensor:
 
 def check_labels(labels: Any, images: Tensor) -> None:
     """Refuse anything but one class for each image."""
-    check_images(images, values=False)
+    check_images(images, values=False, channels=())
     wanted = f"a tensor of {len(images)} whole numbers, a class for each image"
     if not isinstance(labels, Tensor):
         raise InvalidTypeError(f"labels are {type(labels).__name__}; expected {wanted}")

@@ -3,8 +3,8 @@
 import statistics
 from collections.abc import Sequence
 
+from ..evaluation.metrics import rolling
 from .figures import Curve, Drawing, bars, heatmaps, lines
-from .metrics import rolling
 from .plan import Cell, Grid, Plan
 from .tables import Found, Table, best, grouped
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .._internal.safetensors_io import atomic_write
+from .._internal.files import atomic_write
 from ..data.store import digest
 from ..errors import StoreError
 from ..training import Recipe

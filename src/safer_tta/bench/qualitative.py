@@ -9,9 +9,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..data import Batch, Stream, StreamSpec
-from ..models import Classifier
+from ..models import Classifier, load_classifier
 from ..predictors import Prediction
-from ..training import load
 from ..views import Draw
 from .experiment import Experiment
 from .report import View
@@ -38,7 +37,7 @@ def one_attacked_image(experiment: Experiment, materials: Materials, most: int |
     Return the clean image, the attacked original and its views; nothing if the first `most` batches have no such image.
     """
     domain, seed = materials.domains[0], experiment.stream.seed
-    method = experiment.build(load(materials.source))
+    method = experiment.build(load_classifier(materials.source))
     spec = StreamSpec(attack_rate=100, seed=seed, batch=experiment.stream.batch)
     stream = Stream([domain], spec, materials.attacked)
     found = []
@@ -54,7 +53,7 @@ def one_attacked_image(experiment: Experiment, materials: Materials, most: int |
         return []
     chosen = max(found, key=lambda candidate: candidate.confidence)
     original = domain.images[stream.order[chosen.number * spec.batch + chosen.index, 1]]
-    return _views(chosen, original, load(materials.source), domain.classes)
+    return _views(chosen, original, load_classifier(materials.source), domain.classes)
 
 
 def _saved(prediction: Prediction, labels: Tensor) -> Tensor:

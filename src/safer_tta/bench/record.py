@@ -13,9 +13,9 @@ from torch import Tensor
 from .._internal import safetensors_io
 from .._internal.hashing import hash_bytes
 from ..errors import StoreError
+from ..evaluation.metrics import calibration_error, detection, percent, selective
 from ..methods import Method
 from ..predictors import Prediction
-from .metrics import calibration_error, detection, percent, selective
 
 PER_IMAGE = {"probs", "labels", "attacked", "suspicion"}
 

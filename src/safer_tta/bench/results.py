@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
-from .._internal.safetensors_io import atomic_write
+from .._internal.files import atomic_write
 from ..data.store import digest, read_json
 from ..errors import MissingPackageError, StoreError
 

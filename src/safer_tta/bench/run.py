@@ -20,9 +20,9 @@ from ..data import Batch, Domain, Stream
 from ..data.store import digest
 from ..errors import InvalidValueError
 from ..methods import Method
-from ..training import load
+from ..models import load_classifier
 from ..training.definitions import definition_of
-from ..training.trainer import check_classes
+from ..training.trainer import check_classes, warn_if_seen
 from .experiment import Experiment
 from .record import Record
 from .results import Results, Row
@@ -51,8 +51,10 @@ def perform(
 ) -> Row:
     """Make a run and return its row, which the folder keeps; a row that it holds is returned as it is.
 
-    An unfinished run is saved after every `save_seconds`, so that a killed one resumes.
+    An unfinished run is saved after every `save_seconds`, so that a killed one resumes. A UserWarning says if the
+    source model was trained on a domain of the stream.
     """
+    warn_if_seen(materials.source, materials.domains)
     results = Results(folder)
     if results.state(experiment.name) == "done":
         return results.row(experiment.name)
@@ -61,7 +63,7 @@ def perform(
     check_classes(materials.source, materials.domains[0])
     copies = tuple(domain.images for domain in materials.domains) if experiment.attacked_live else materials.attacked
     stream = Stream(materials.domains, experiment.stream, copies)
-    method = experiment.build(load(materials.source).to(materials.device))
+    method = experiment.build(load_classifier(materials.source).to(materials.device))
     folder.mkdir(parents=True, exist_ok=True)
     _forget_peak(method.classifier.device)
     unfinished = results.progress(experiment.name)

@@ -6,7 +6,7 @@ from typing import Any
 
 from .._internal.registry import Registry
 from ..errors import MissingPackageError
-from .metrics import rolling
+from ..evaluation.metrics import rolling
 from .results import Row
 
 Sink = Callable[[str, Row], None]  # called with a run's label and its row

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from ..errors import StoreError
-from ..models import Classifier, zoo
 from ..training import Recipe
+from ..training.trainer import start
 from . import plan as plans
 from .graph import graph, size_for
 from .publish import Study
@@ -63,12 +63,13 @@ def estimate(study: Study, place: Place) -> float:
     passes = sum(task.passes for task in left(study.tasks, place))
     recipes = [task.definition["recipe"] for task in study.tasks if task.kind == "source"]
     architecture = recipes[0].get("architecture", Recipe.architecture)  # a definition leaves defaults out
-    return passes * _seconds_per_pass(architecture, place) if passes else 0.0
+    weights = None if place.weights == FROM_SCRATCH else place.weights
+    return passes * _seconds_per_pass(Recipe(architecture=architecture, weights=weights), place) if passes else 0.0
 
 
-def _seconds_per_pass(architecture: str, place: Place) -> float:
+def _seconds_per_pass(recipe: Recipe, place: Place) -> float:
     side = 64 if place.data == "synthetic" else place.side
-    model = Classifier(zoo.create(architecture, num_classes=7)).eval().to(place.device)
+    model = start(recipe, [""] * 7).eval().to(place.device)
     images = torch.rand(16, 3, side, side, device=place.device)
     times = []
     with torch.no_grad():

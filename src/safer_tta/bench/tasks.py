@@ -13,11 +13,13 @@ from typing import Any
 
 from .. import extensions
 from .._internal.progress import Tick, silent
+from .._internal.user_code import explain
 from ..attacks import ATTACKS
 from ..data import ArrayStore, Dataset, Domain, excerpt, open_dataset
 from ..data.store import digest, digest_file, locked, read_json, write_json
 from ..errors import InvalidValueError, StoreError
-from ..training import SHIPPED, Recipe, attacked_copies, load
+from ..models import load_classifier
+from ..training import SHIPPED, Recipe, attacked_copies
 from ..training.definitions import ELSEWHERE, hash_weights
 from ..training.trainer import accuracy, train
 from .experiment import Experiment
@@ -114,7 +116,7 @@ def attempt(task: Task, place: Place, tick: Tick = silent) -> str | None:
     try:
         execute(task, place, tick)
     except Exception as error:
-        return extensions.explain(error)
+        return explain(error)
     return None
 
 
@@ -165,7 +167,7 @@ def _train(task: Task, place: Place, tick: Tick) -> None:
 
 def _attack(task: Task, place: Place, tick: Tick) -> None:
     domain, copies, surrogate = _attacked(task.definition, place, tick)
-    model = load(surrogate).to(place.device)
+    model = load_classifier(surrogate).to(place.device)
     clean, fooled = (accuracy(model, images, domain.labels) for images in (domain.images, copies))
     found = {"images": len(domain), "surrogate_clean": clean, "surrogate_attacked": fooled}
     write_json(task.path(place), {"definition": task.definition, **found})
@@ -196,7 +198,7 @@ def _attacked(definition: Mapping[str, Any], place: Place, tick: Tick = silent) 
     """Return a domain's images, their attacked copies, and the surrogate's file."""
     surrogate = Task("surrogate", "", definition["surrogate"]).path(place)
     domain = _domain(definition["target"], definition["images"], definition["seed"], place)
-    model = load(surrogate).to(place.device)
+    model = load_classifier(surrogate).to(place.device)
     model.accelerate(precision=definition.get("precision"))
     settings = {key: definition[key] for key in ("attack", "threat", "seed")}
     store = ArrayStore(place.store / "attacked")

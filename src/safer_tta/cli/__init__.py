@@ -4,6 +4,7 @@ import dataclasses
 import os
 import re
 import sys
+import warnings
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,13 +15,18 @@ try:
 except ImportError:
     sys.exit("the command needs typer and rich: pip install 'safer-tta[bench]'")
 
+from .. import __version__
 from .._internal.malloc import keep_freed_memory
 from .._internal.progress import progress
 from ..errors import SaferError
-from . import bench, run, service, train
+from . import bench, pack, run, service, train
 from .options import AsJson, Seed, Target, result
 
-EXTENSION = typer.Option(help="A Python file of yours that registers a method, an attack and so on; may be repeated.")
+EXTENSION_HELP = (
+    "A Python file of yours that may be run: it registers a method, an attack and so on, or builds the network of a "
+    "packed model; may be repeated."
+)
+EXTENSION = typer.Option(help=EXTENSION_HELP)
 MANIFEST = typer.Option(help="Where to write every file's hash (default: NAME-manifest.json).")
 
 
@@ -56,6 +62,7 @@ app = typer.Typer(
 )
 data_app = typer.Typer(no_args_is_help=True, help="Inspect a dataset.")
 app.add_typer(data_app, name="data")
+app.command("pack")(pack.pack)
 app.command("train")(train.train)
 app.command("attack")(run.attack)
 app.command("run")(run.run)
@@ -64,8 +71,19 @@ app.command("serve")(service.serve)
 app.command("send")(service.send)
 
 
+def print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"safer-tta {__version__}")
+        raise typer.Exit
+
+
+VERSION = typer.Option("--version", callback=print_version, is_eager=True, help="Print the version and end.")
+
+
 @app.callback()
-def extend(extension: Annotated[list[Path] | None, EXTENSION] = None) -> None:
+def extend(
+    extension: Annotated[list[Path] | None, EXTENSION] = None, version: Annotated[bool, VERSION] = False
+) -> None:
     if extension:
         from .. import extensions
 
@@ -136,14 +154,14 @@ def data_check(
     as_json: AsJson = False,
 ) -> None:
     """Count images against the official numbers, name unreadable files, and write a manifest of all files."""
-    from ..data.domains import check
+    from ..data.check import check
     from ..data.store import write_json
 
     with progress("checking") as tick:
         found = check(path, tick)
     place = manifest or Path(f"{found['dataset']}-manifest.json")
     write_json(place, {"content": found["content"], "files": found["files"]})
-    problems = found["differences"] + found["unreadable"]
+    problems = found["differences"] + found["empty"] + found["unreadable"]
     if as_json:
         result({key: value for key, value in found.items() if key != "files"}, True)
     else:
@@ -160,6 +178,18 @@ def data_check(
 def main() -> None:
     """Run the command; SAFER_DEBUG=1 shows where an error came from."""
     keep_freed_memory()
+    with warnings.catch_warnings():  # this process may be a test's
+        warnings.showwarning = show_warning
+        raise SystemExit(call())
+
+
+def show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
+    """Print a warning as one line, without the place in the code that Python adds."""
+    typer.echo(f"warning: {message}", err=True)
+
+
+def call() -> int:
+    """Run the command and return its exit code."""
     try:
         code = app(standalone_mode=False)
     except Exception as error:  # typer's own: a wrong option, or nothing to do
@@ -169,4 +199,4 @@ def main() -> None:
         show()
     if code == 130:  # Ctrl-C, as typer reports it
         typer.echo("stopped; the same command resumes from here", err=True)
-    raise SystemExit(code or 0)
+    return int(code or 0)

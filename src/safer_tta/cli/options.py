@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from .._internal.progress import progress
+from .._internal.resizing import STRETCH, Resize
 
 
 def check_device(name: str) -> str:
@@ -46,6 +47,28 @@ def check_weights(weights: str | None) -> str | None:
     return weights
 
 
+def parse_classes(text: str | None) -> str | None:
+    """Return the names of classes, one a line, from a file or from a list with commas."""
+    if text is None:
+        return None
+    lines = Path(text).read_text(encoding="utf-8").splitlines() if Path(text).is_file() else text.split(",")
+    return "\n".join(name.strip() for name in lines if name.strip())
+
+
+def parse_settings(settings: list[str] | None) -> dict[str, Any]:
+    """Read settings such as lr=1e-3; a value is a number, true, false, a list in JSON, or else a word."""
+    found: dict[str, Any] = {}
+    for setting in settings or ():
+        name, equals, value = setting.partition("=")
+        if not name.isidentifier() or not equals:
+            raise typer.BadParameter(f"{setting!r} is not a setting; expected NAME=VALUE, such as lr=0.001")
+        try:
+            found[name] = json.loads(value)
+        except ValueError:
+            found[name] = value
+    return found
+
+
 DATA_HELP = "'synthetic', or a folder root/domain/class/image, such as that of PACS, VLCS or OfficeHome."
 Data = Annotated[str, typer.Option(callback=check_data, help=DATA_HELP)]
 Target = Annotated[str, typer.Option(help="The domain to adapt to; the source model is trained on the others.")]
@@ -59,6 +82,12 @@ MethodName = Annotated[str, typer.Option(help="The adaptation method; `safer met
 PREDICTOR_HELP = "What the method asks for predictions: plain, jpeg, fft, blur, safer, safer-a or safer-g."
 PredictorName = Annotated[str, typer.Option(help=PREDICTOR_HELP)]
 NormName = Annotated[str | None, typer.Option(help="What replaces the batch-norm layers, such as medbn.")]
+OPTION_HELP = "An option of the method, such as lr=0.001; may be repeated."
+MethodOptions = Annotated[list[str] | None, typer.Option("--option", metavar="NAME=VALUE", help=OPTION_HELP)]
+PREDICTOR_OPTION_HELP = "An option of the predictor, such as views=6; may be repeated."
+PredictorOptions = Annotated[
+    list[str] | None, typer.Option("--predictor-option", metavar="NAME=VALUE", help=PREDICTOR_OPTION_HELP)
+]
 BUDGET_HELP = "The largest change, as a fraction (default: 8/255; an l2 budget has no default)."
 Budget = Annotated[float | None, typer.Option(parser=parse_fraction, metavar="<str>", help=BUDGET_HELP)]
 STEP_SIZE_HELP = "The size of an attack step (default: 2/255; l2: 2.5 eps / steps)."
@@ -99,12 +128,12 @@ def drop_missing(**values: Any) -> dict[str, Any]:
     return {name: None if (name, value) == ("weights", "none") else value for name, value in given.items()}
 
 
-def open_data(data: str, side: int, target: str, *, others: bool) -> Any:
+def open_data(data: str, side: int, target: str, *, others: bool, resize: Resize = STRETCH) -> Any:
     """Open a dataset and decode its target, and the other domains if they are needed too."""
     from ..data import open_dataset
 
     with progress("decoding images") as tick:
-        dataset = open_dataset(data, side=side, tick=tick)
+        dataset = open_dataset(data, side=side, resize=resize, tick=tick)
         dataset.domain(target)
         for name in dataset.domains if others else ():
             dataset.domain(name)

@@ -8,13 +8,14 @@ import typer
 from .._internal.checks import one_of
 from .._internal.defaults import METHOD, PREDICTOR
 from .._internal.progress import progress
+from .._internal.resizing import Resize
 from . import options
 from .options import drop_missing, open_data, result
 
 NORMS = ("linf", "l2")  # of an attack
 SHOWN = ["accuracy", "accuracy_attacked", "accuracy_clean", "nll", "ece", "ms_per_step", "run"]
-MODEL = typer.Option(exists=True, dir_okay=False, help="The source model, from `safer train source`.")
-SURROGATE = typer.Option(exists=True, dir_okay=False, help="The attacker's model, from `safer train surrogate`.")
+MODEL = typer.Option(exists=True, help="The source model, from `safer train source` or `safer pack`.")
+SURROGATE = typer.Option(exists=True, help="The attacker's model, from `safer train surrogate` or `safer pack`.")
 
 
 def attack(
@@ -34,10 +35,10 @@ def attack(
     as_json: options.AsJson = False,
 ) -> None:
     """Attack every image of a domain on the surrogate. The copies are kept, and all runs share them."""
-    from ..training.trainer import accuracy, side_for
+    from ..training.trainer import accuracy
 
     threat = _threat(attack, eps, step, attack_steps, attack_norm)
-    domain = _domain(data, side_for(surrogate, side), target, images, seed)[1]
+    domain = _domain(data, surrogate, side, target, images, seed)[1]
     model, attacked = _attacked(domain, surrogate, store, device=device, attack=attack, threat=threat, seed=seed)
     clean, under_attack = (accuracy(model, pictures, domain.labels) for pictures in (domain.images, attacked))
     result({"images": len(domain), "surrogate_clean": clean, "surrogate_attacked": under_attack}, as_json)
@@ -51,6 +52,8 @@ def run(
     method: options.MethodName = METHOD,
     predictor: options.PredictorName = PREDICTOR,
     norm: options.NormName = None,
+    option: options.MethodOptions = None,
+    predictor_option: options.PredictorOptions = None,
     attack_rate: Annotated[float, typer.Option(help="Percent of every batch that is attacked.")] = 0.0,
     surrogate: Annotated[Path | None, SURROGATE] = None,
     attack: options.AttackName = "pgd",
@@ -73,16 +76,17 @@ def run(
     from ..bench.run import Materials, perform
     from ..data import StreamSpec
     from ..training.definitions import definition_of
-    from ..training.trainer import side_for
 
     stream = StreamSpec(order=order, attack_rate=attack_rate, batch=batch, seed=seed)
     check_names(method, predictor, norm)
     threat = _threat(attack, eps, step, attack_steps, attack_norm)
     attacked_by = _attack_on(attack, threat, surrogate) if attack_rate > 0 else None
-    dataset, domain = _domain(data, side_for(model, side), target, images, seed)
+    dataset, domain = _domain(data, model, side, target, images, seed)
     experiment = Experiment(
         data=dataset.identity, target=target, source=definition_of(model), method=method, predictor=predictor,
-        norm=norm, stream=stream, attack=attacked_by, images=images, precision=precision,
+        norm=norm, options=options.parse_settings(option),
+        predictor_options=options.parse_settings(predictor_option), stream=stream,
+        attack=attacked_by, images=images, precision=precision,
     )  # fmt: skip
     attacked = None
     if surrogate is not None and attacked_by is not None and attacked_by.surrogates:
@@ -93,11 +97,13 @@ def run(
     result(row, as_json, SHOWN)
 
 
-def _domain(data: str, side: int, target: str, images: int | None, seed: int) -> tuple[Any, Any]:
-    """Return the dataset and its target, or an excerpt of that."""
+def _domain(data: str, model: Path, side: int | None, target: str, images: int | None, seed: int) -> tuple[Any, Any]:
+    """Return the dataset, its images as the model takes them, and its target or an excerpt of that."""
     from ..data import excerpt
+    from ..models.card import read_card
 
-    dataset = open_data(data, side, target, others=False)
+    card = read_card(model)
+    dataset = open_data(data, side or card.side, target, others=False, resize=Resize.parse(card.resize))
     domain = dataset.domain(target)
     return dataset, domain if images is None else excerpt(domain, images, seed)
 
@@ -121,11 +127,12 @@ def _attacked(
     """Return the attacker's model, and the attacked copies of a domain. how: attack, threat and seed."""
     from ..data import ArrayStore
     from ..data.store import digest_file
-    from ..training import attacked_copies, load
+    from ..models import load_classifier
+    from ..training import attacked_copies
     from ..training.trainer import check_classes
 
     check_classes(surrogate, domain)
-    model = load(surrogate).to(device)
+    model = load_classifier(surrogate).to(device)
     model.accelerate(precision=precision)
     copies = ArrayStore(store / "attacked")
     with progress("attacked images") as tick:

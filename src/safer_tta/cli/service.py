@@ -12,7 +12,7 @@ from . import options
 from .options import result
 
 MEGABYTE = 2**20
-MODEL = typer.Option(exists=True, dir_okay=False, help="The classifier: a file of `safer train source` (safetensors).")
+MODEL = typer.Option(exists=True, help="The classifier: a file of `safer pack` or `safer train`.")
 FOLDER = typer.Option(help="Where streams are kept; a later start continues them.")
 HOST = typer.Option(help="Address to listen on. Addresses beyond this machine need --tokens.")
 TOKENS = typer.Option(exists=True, dir_okay=False, help='Who may use it: a JSON file {"owner": "token"}.')
@@ -21,6 +21,8 @@ ABSTAIN = typer.Option(
 )
 LABELLED = typer.Option("--labelled", help="Images lie in folders named by their class: post the labels.")
 
+OUT = typer.Option(help="A CSV file for the answer to each image: class, probability, suspicion and so on.")
+
 
 def serve(
     model: Annotated[Path, MODEL],
@@ -28,6 +30,8 @@ def serve(
     method: options.MethodName = METHOD,
     predictor: options.PredictorName = PREDICTOR,
     norm: options.NormName = None,
+    option: options.MethodOptions = None,
+    predictor_option: options.PredictorOptions = None,
     views: Annotated[int | None, typer.Option(min=1, help="Augmented views of SAFER (default: 4).")] = None,
     side: options.ModelSide = None,
     host: Annotated[str, HOST] = "127.0.0.1",
@@ -54,9 +58,10 @@ def serve(
             f"the service needs a package that is not installed ({error}): pip install 'safer-tta[serve]'"
         ) from error
     limits = Limits(memory_bytes=memory * MEGABYTE, queue=queue, requests_per_s=rate, images=images)
+    told = options.parse_settings(predictor_option) | options.drop_missing(views=views)
     service = Service(
-        model=model, folder=folder, method=method, norm=norm,
-        predictor=predictor if views is None else {"name": predictor, "views": views}, side=side, device=device,
+        model=model, folder=folder, method=method, norm=norm, options=options.parse_settings(option),
+        predictor={"name": predictor, **told} if told else predictor, side=side, device=device,
         precision=precision, abstain=abstain, seed=seed, seconds=seconds, limits=limits,
     )  # fmt: skip
     run(
@@ -72,11 +77,12 @@ def send(
     token: Annotated[str | None, typer.Option(envvar="SAFER_TOKEN", help="Your token for the service.")] = None,
     batch: Annotated[int, typer.Option(min=1, help="Images per batch.")] = 64,
     labelled: Annotated[bool, LABELLED] = False,
+    out: Annotated[Path | None, OUT] = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Send a folder of images to a stream of a running service. Running the command again resumes it."""
     from ..client import Client, send_folder
 
     with Client(url, token) as client, progress("sending") as tick:
-        sent = send_folder(client, folder, stream, batch=batch, labelled=labelled, tick=tick)
+        sent = send_folder(client, folder, stream, batch=batch, labelled=labelled, out=out, tick=tick)
     result(sent, as_json)

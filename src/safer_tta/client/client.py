@@ -271,7 +271,7 @@ def _checked_url(httpx: ModuleType, url: str) -> str:
     if not plain:
         raise InvalidValueError(
             "url is invalid; expected http://host:port or https://host/path. It must not contain credentials or a "
-            "query string; pass the token as token="
+            "query string; pass the token separately"
         )
     return url.rstrip("/")
 

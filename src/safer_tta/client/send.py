@@ -1,16 +1,22 @@
 """Send a folder of images to a stream of a running service: what `safer send FOLDER` does."""
 
+import contextlib
+import csv
+import io
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from .._internal.files import atomic_write
 from .._internal.hashing import hash_bytes
 from ..errors import InvalidValueError, ServiceError
 from .client import Client
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".webp"}
+COLUMNS = ("file", "batch", "class", "probability", "suspicion", "abstain", "true_class")
+Line = tuple[Any, ...]
 
 
 def send_folder(
@@ -20,6 +26,7 @@ def send_folder(
     *,
     batch: int = 64,
     labelled: bool = False,
+    out: str | os.PathLike[str] | None = None,
     tick: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, Any]:
     """Send all images below a folder, in the order of their names; the stream is created if it does not exist.
@@ -30,31 +37,58 @@ def send_folder(
 
     `labelled` images lie in folders named by their class, and the labels are posted after each batch. In the order of
     their names every batch would have a single class, so the images are mixed, always in the same way.
+
+    `out` is a CSV file with a line for each image (`COLUMNS`), which is written once all batches are answered.
     """
     if batch < 1:
         raise InvalidValueError(f"batch is {batch}; expected at least 1 image")
     root = Path(folder)
     paths = _find_images(root, mixed=labelled)
-    truth = _read_labels(root, paths, client.model()["classes"]) if labelled else []
-    _ensure_exists(client, stream)
-    answered: Counter[str] = Counter()
-    batches = abstained = correct = 0
-    for first in range(0, len(paths), batch):
-        part = paths[first : first + batch]
-        answer = _send(client, stream, root, part)
-        answered.update(str(name) for name in answer["classes"])
-        abstained += sum(answer["abstain"])
-        if labelled:
-            labels = truth[first : first + batch]
-            client.label(stream, answer["number"], labels)
-            correct += sum(given == true for given, true in zip(answer["labels"], labels, strict=True))
-        batches += 1
-        tick(first + len(part), len(paths))
+    classes = client.model()["classes"] if labelled else []
+    truth = _read_labels(root, paths, classes) if labelled else []
+    with _table(out) as write:  # first, since a file that cannot be written should be found before anything is sent
+        _ensure_exists(client, stream)
+        answered: Counter[str] = Counter()
+        batches = abstained = correct = 0
+        for first in range(0, len(paths), batch):
+            part, labels = paths[first : first + batch], truth[first : first + batch]
+            answer = _send(client, stream, root, part)
+            answered.update(str(name) for name in answer["classes"])
+            abstained += sum(answer["abstain"])
+            if labelled:
+                client.label(stream, answer["number"], labels)
+                correct += sum(given == true for given, true in zip(answer["labels"], labels, strict=True))
+            write(_lines(root, part, answer, [classes[label] for label in labels] or [""] * len(part)))
+            batches += 1
+            tick(first + len(part), len(paths))
     accuracy = 100 * correct / len(paths) if labelled else None
     return {
         "images": len(paths), "batches": batches, "answered": dict(answered), "accuracy": accuracy,
         "abstained": abstained,
     }  # fmt: skip
+
+
+@contextlib.contextmanager
+def _table(out: str | os.PathLike[str] | None) -> Iterator[Callable[[Iterable[Line]], None]]:
+    """Give a function that adds lines to a CSV file, which is complete or absent; without a file it does nothing."""
+    if out is None:
+        yield lambda lines: None
+        return
+    with atomic_write(out) as file:
+        text = io.TextIOWrapper(file, encoding="utf-8", errors="surrogateescape", newline="", write_through=True)
+        table = csv.writer(text)
+        table.writerow(COLUMNS)
+        yield table.writerows
+        text.detach()  # `atomic_write` still needs the file
+
+
+def _lines(root: Path, paths: Sequence[Path], answer: dict[str, Any], true: Sequence[str | int]) -> Iterator[Line]:
+    """Yield a line for each image of a batch. A cell is empty if the service gives no number."""
+    suspicion = answer["suspicion"] or [None] * len(paths)
+    columns = (answer["classes"], answer["labels"], answer["probabilities"], suspicion, answer["abstain"], true)
+    for path, name, label, probabilities, suspected, abstain, expected in zip(paths, *columns, strict=True):
+        file, probability = path.relative_to(root).as_posix(), probabilities[label]
+        yield file, answer["number"], name, probability, suspected, int(abstain), expected
 
 
 def _find_images(root: Path, *, mixed: bool) -> list[Path]:

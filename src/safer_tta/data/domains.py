@@ -12,15 +12,17 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .._internal import checks
 from .._internal.progress import Tick, silent
+from .._internal.resizing import STRETCH, Resize
 from ..errors import DataError
 from . import synthetic
+from .decoding import decode, is_broken_link, is_turned
 from .store import ArrayStore, content_of, digest, digest_arrays, digest_file, read_json, write_json
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff"}
@@ -99,6 +101,7 @@ def open_dataset(
     data: str | os.PathLike[str],
     *,
     side: int = 224,
+    resize: Resize = STRETCH,
     cache: str | os.PathLike[str] | None = None,
     count: int = 1400,
     tick: Tick = silent,
@@ -108,6 +111,7 @@ def open_dataset(
     Args:
         data: "synthetic", or a folder `root/domain/class/image`.
         side: The pixels on a side to which images of a folder are resized.
+        resize: How they come to that side.
         cache: Where decoded images are kept. By default it is `$SAFER_CACHE`, or else the user's cache folder.
         count: The images in each domain of the embedded data.
         tick: Called with the number of images decoded and of all.
@@ -119,26 +123,49 @@ def open_dataset(
         load = functools.cache(functools.partial(_synthetic, count))
         return Dataset("synthetic", synthetic.DOMAINS, synthetic.CLASSES, load, digest({"synthetic": count}))
     folder = ImageFolder(data)
+    for problem in folder.empty_classes():
+        raise DataError(problem)
     store = ArrayStore(Path(cache) if cache is not None else default_cache() / "images")
-    load = functools.cache(functools.partial(_decode_domain, folder, side, store, tick))
-    identity = digest({"side": side, "files": _content(folder, store.folder / "identities")})
+    load = functools.cache(functools.partial(_decode_domain, folder, side, resize, store, tick))
+    identity = digest({"side": side, **_described(resize), "files": _content(folder, store.folder / "identities")})
     return Dataset(folder.name, tuple(folder.places), folder.classes, load, identity)
+
+
+def _described(resize: Resize) -> dict[str, str]:
+    """Return a rule for the name of what is made with it; the usual one has none."""
+    return {} if resize == STRETCH else {"resize": str(resize)}
 
 
 def _content(folder: ImageFolder, cache: Path) -> str:
     """Return a hash of the contents of all files; it is computed again only if a name, size or date has changed."""
     files = [path for name in folder.places for path, _ in folder.files(name)]
-    status = [[str(path), path.stat().st_size, path.stat().st_mtime_ns] for path in files]
-    known = cache / f"{digest({'files': status})}.json"
+    status = [[str(path), *_status(path)] for path in files]
+    known = cache / f"{digest({'files': status, 'upright': True})}.json"
     if known.exists():
         return str(read_json(known))
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        hashes = list(pool.map(digest_file, files))
+        hashes = list(pool.map(_identify, files))
     names = [str(path.relative_to(folder.root)) for path in files]
     content = digest({"files": dict(zip(names, hashes, strict=True))})
     cache.mkdir(parents=True, exist_ok=True)
     write_json(known, content)
     return content
+
+
+def _identify(path: Path) -> str:
+    """Return a hash of a file's content. An image that is turned when it is decoded is not what earlier runs saw."""
+    return digest_file(path) + (" upright" if is_turned(path) else "")
+
+
+def _status(path: Path) -> tuple[int, int]:
+    """Return the size and the date of a file; a broken link is refused."""
+    if is_broken_link(path):
+        raise DataError(
+            f"{path} is a link to a file that does not exist. Replace or remove the link; `safer data check` lists all "
+            "such files"
+        )
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns
 
 
 def default_cache() -> Path:
@@ -161,13 +188,20 @@ class ImageFolder:
                 "above or below it?"
             )
         self.classes = tuple(sorted(set().union(*per_domain.values())))
-        for domain, classes in per_domain.items():
-            missing = [c for c in self.classes if not classes.get(c)]
+
+    def empty_classes(self) -> list[str]:
+        """Return what to do about each domain that lacks images of a class; nothing if all are complete."""
+        found = []
+        for place in self.places.values():
+            classes = self._classes(place)
+            missing = [name for name in self.classes if not classes.get(name)]
             if missing:
-                raise DataError(
-                    f"{self.places[domain]}: no image in class {', '.join(map(repr, missing[:5]))}; expected images of "
-                    "every class in every domain. Add images, or remove the class from all domains"
+                named = ", ".join(map(repr, missing[:5])) + (f" and {len(missing) - 5} more" if missing[5:] else "")
+                found.append(
+                    f"{place}: no image in class {named}; expected images of every class in every domain. Add images, "
+                    "or remove the class from all domains"
                 )
+        return found
 
     def files(self, domain: str) -> list[tuple[Path, int]]:
         """Return (path, label) of every image of a domain, by class and then by name."""
@@ -205,34 +239,17 @@ def _recognise(root: Path, found: list[str]) -> tuple[str, dict[str, Path]]:
     return f"folder-{own}" if own in ("synthetic", *KNOWN) else own, {name: root / name for name in found}
 
 
-def decode(path: Path, side: int | None) -> NDArray[np.uint8]:
-    """Return an image file as (3,side,side) bytes, resized without a crop; `side=None` keeps its size."""
-    from PIL import Image
-
-    try:
-        with Image.open(path) as image:
-            picture = eight_bit(image).convert("RGB")
-            if side is not None:
-                picture = picture.resize((side, side), Image.Resampling.BILINEAR)
-            return np.ascontiguousarray(np.asarray(picture).transpose(2, 0, 1))
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise DataError(f"{path} cannot be read as an image: {error}. Replace or remove the file") from error
-
-
-def eight_bit(image: Any) -> Any:
-    """Return a 16-bit grey image by its upper eight bits; Pillow would clip it to white."""
-    return image.point(lambda value: value / 257).convert("L") if image.mode.startswith("I;16") else image
-
-
-def _decode_domain(folder: ImageFolder, side: int, store: ArrayStore, tick: Tick, name: str) -> Domain:
+def _decode_domain(folder: ImageFolder, side: int, resize: Resize, store: ArrayStore, tick: Tick, name: str) -> Domain:
     files = folder.files(name)
     labels = np.array([label for _, label in files], dtype=np.int64)
-    listing = [[str(path.relative_to(folder.root)), path.stat().st_size, path.stat().st_mtime_ns] for path, _ in files]
+    listing = [[str(path.relative_to(folder.root)), *_status(path)] for path, _ in files]
     definition = {"dataset": folder.name, "domain": name, "side": side, "files": digest({"files": listing})}
+    definition["upright"] = True  # arrays in older caches are not
+    definition |= _described(resize)
 
     def make(first: int, last: int) -> NDArray[np.uint8]:
         with ThreadPoolExecutor(os.cpu_count()) as pool:  # decoding releases the interpreter lock
-            return np.stack(list(pool.map(lambda item: decode(item[0], side), files[first:last])))
+            return np.stack(list(pool.map(lambda item: decode(item[0], side, resize), files[first:last])))
 
     images = store.get(definition, len(files), make, part=256, tick=tick)
     content = digest({"images": content_of(images), "labels": digest_arrays(labels)})
@@ -242,55 +259,3 @@ def _decode_domain(folder: ImageFolder, side: int, store: ArrayStore, tick: Tick
 def _synthetic(count: int, name: str) -> Domain:
     images, labels = synthetic.domain(name, count)
     return Domain("synthetic", name, images, labels, synthetic.CLASSES, digest_arrays(images, labels))
-
-
-def check(root: str | os.PathLike[str], tick: Tick = silent) -> dict[str, Any]:
-    """Count the images of a folder, compare with the official numbers, and hash and try to decode every file."""
-    folder = ImageFolder(root)
-    files = {domain: folder.files(domain) for domain in folder.places}
-    paths = [path for listed in files.values() for path, _ in listed]
-    known = KNOWN.get(folder.name)
-    counts = {domain: dict.fromkeys(folder.classes, 0) for domain in files}
-    for domain, listed in files.items():
-        for _, label in listed:
-            counts[domain][folder.classes[label]] += 1
-    hashes, unreadable = {}, []
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for path, (content, problem) in zip(paths, pool.map(_examine, paths), strict=True):
-            hashes[str(path.relative_to(folder.root))] = content
-            if problem:
-                unreadable.append(problem)
-            tick(len(hashes), len(paths))
-    return {
-        "dataset": folder.name,
-        "counts": counts,
-        "expected": {name: official.images for name, official in known.domains.items()} if known else None,
-        "differences": _differences(counts, known) if known else [],
-        "unreadable": unreadable,
-        "content": digest(hashes),
-        "files": hashes,
-    }
-
-
-def _examine(path: Path) -> tuple[str, str]:
-    """Return the hash of an image file and why it cannot be read, or an empty text."""
-    try:
-        decode(path, None)
-    except DataError as error:
-        return digest_file(path), str(error)
-    return digest_file(path), ""
-
-
-def _differences(counts: Mapping[str, Mapping[str, int]], known: Known) -> list[str]:
-    found = []
-    classes = len(next(iter(counts.values())))
-    if classes != known.classes:  # counts by class could not be compared
-        return [f"{classes} classes, officially {known.classes}"]
-    for domain, per_class in counts.items():
-        official = known.domains[domain]
-        if sum(per_class.values()) != official.images:
-            found.append(f"{domain}: {sum(per_class.values())} images, officially {official.images}")
-        for (name, count), expected in zip(per_class.items(), official.per_class, strict=False):
-            if count != expected:
-                found.append(f"{domain}/{name}: {count} images, officially {expected}")
-    return found

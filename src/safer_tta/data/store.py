@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .._internal.files import atomic_write
 from .._internal.hashing import hash_bytes
 from .._internal.progress import Tick, silent
-from .._internal.safetensors_io import atomic_write
 from ..errors import StoreError
 
 Bytes = NDArray[np.uint8]

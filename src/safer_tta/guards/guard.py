@@ -20,11 +20,14 @@ from torch import Tensor
 
 from .._internal.checks import count, one_of, positive, share
 from .._internal.locking import exclusive
+from .._internal.progress import counted, length
 from .._internal.temporary import temporarily
 from ..errors import InvalidTypeError
-from ..methods import Evaluation, Method, Snapshot, evaluate
+from ..evaluation import Evaluation, evaluate
+from ..methods import Method, Snapshot
 from ..pooling import entropy
-from ..predictors import Prediction
+from ..predictors import Prediction, take_images
+from .alarm import Alarm, troubles
 from .anchor import Anchor
 
 log = logging.getLogger("safer_tta")
@@ -88,6 +91,8 @@ class Guard:
             128) as the method did at its start. Much honest learning shows there too; then a rollback goes further
             back than necessary. It costs a forward pass per rollback; 0 keeps no images.
         clock: Returns the time in seconds.
+        on_alarm: Called with an `Alarm` after each batch in which something went wrong and the guard has dealt with it.
+            It may use the guard. What it raises reaches the caller of the guard.
 
     Attributes:
         memory: What it knows of the stream that it watches.
@@ -110,6 +115,7 @@ class Guard:
     snapshot_every: int = 8
     least_agreement: float = 0.99
     clock: Callable[[], float] = time.monotonic
+    on_alarm: Callable[[Alarm], object] | None = None
     memory: Memory = field(init=False, default_factory=Memory)
 
     def __post_init__(self) -> None:
@@ -123,6 +129,8 @@ class Guard:
             count(reset_every=self.reset_every)
         if self.seconds is not None:
             positive(seconds=self.seconds)
+        if self.on_alarm is not None and not callable(self.on_alarm):
+            raise InvalidTypeError(f"on_alarm is {self.on_alarm!r}; expected a function that takes an Alarm, or None")
         self.method.watched = True
 
     @property
@@ -131,6 +139,11 @@ class Guard:
         return self.memory.counters
 
     # --- as the method ------------------------------------------------------------------------------------------
+
+    def __repr__(self) -> str:
+        given = [f for f in dataclasses.fields(self) if f.init and f.default is not dataclasses.MISSING]
+        changed = [f.name for f in given if f.name == "policy" or getattr(self, f.name) != f.default]
+        return f"Guard({', '.join(f'{name}={getattr(self, name)!r}' for name in changed)})\n{self.method!r}"
 
     def __getattr__(self, name: str) -> Any:
         if name == "method":  # not built yet
@@ -188,14 +201,19 @@ class Guard:
         self.method.load_state_dict(snapshot)
         self._start_over()
 
-    def evaluate(self, loader: Iterable[tuple[Tensor, Tensor]]) -> Evaluation:
-        """Adapt over batches of (images, labels), and return the accuracy of the answers."""
-        return evaluate(self, loader)
+    def evaluate(self, loader: Iterable[Any], *, key: str | None = None) -> Evaluation:
+        """Adapt over batches of (images, labels) or (images, labels, attacked), and return the scores as a table."""
+        return evaluate(self, loader, key=key)
 
-    def stream(self, batches: Iterable[Any], *, prefetch: bool = False) -> Iterator[Prediction]:
-        """Adapt over many batches. `prefetch` changes nothing: every answer is checked before the next batch."""
-        for batch in batches:
-            yield self(batch[0] if isinstance(batch, (tuple, list)) else batch)
+    def stream(
+        self, batches: Iterable[Any], *, prefetch: bool = False, key: str | None = None, progress: bool = False
+    ) -> Iterator[Prediction]:
+        """Adapt over many batches, as `Method.stream` does.
+
+        `prefetch` changes nothing: every answer is checked before the next batch.
+        """
+        answers = map(self, (take_images(batch, key) for batch in batches))
+        return counted(answers, self.method.name, length(batches)) if progress else answers
 
     @exclusive
     def __call__(self, images: Tensor, *, learn: bool = True) -> Prediction:
@@ -205,7 +223,7 @@ class Guard:
             images: (B,3,H,W), floats in [0,1] or uint8.
             learn: Whether it may learn. False answers as when it is behind its time.
         """
-        started = self.clock()
+        started, before = self.clock(), self.counters.copy()
         prediction = self._adapt(images, learn)
         self.counters["batches"] += 1
         self.memory.since_reset += 1
@@ -217,6 +235,7 @@ class Guard:
         self._look_after(broken and bool(torch.isfinite(images).all()))
         if self.seconds is not None:
             self.memory.behind = max(0.0, self.memory.behind + self.clock() - started - self.seconds)
+        self._tell(before)
         report = dataclasses.replace(prediction.report, health=dict(self.counters))
         return dataclasses.replace(prediction, report=report)
 
@@ -272,6 +291,11 @@ class Guard:
             self.counters["non_finite_weights"] += 1
             self.rollback()
         return prediction
+
+    def _tell(self, before: Counter[str]) -> None:
+        what = troubles(before, self.counters)
+        if what and self.on_alarm is not None:
+            self.on_alarm(Alarm(what, self.counters["batches"], self.policy, dict(self.counters)))
 
     def _note(self, images: Tensor, probs: Tensor) -> None:
         memory = self.memory

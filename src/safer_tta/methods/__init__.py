@@ -8,7 +8,6 @@ from ._frame.options import option
 from ._frame.registry import METHODS, create, describe, register
 from ._frame.state import GENERATOR, Snapshot, learnt
 from ._frame.step import Step
-from ._frame.summary import Evaluation, evaluate
 
 import_all(__name__, __path__)
 
@@ -17,14 +16,12 @@ __all__ = [
     "METHODS",
     "Closure",
     "Cost",
-    "Evaluation",
     "Method",
     "Snapshot",
     "Step",
     "count",
     "create",
     "describe",
-    "evaluate",
     "flag",
     "learnt",
     "not_negative",

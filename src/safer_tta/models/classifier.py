@@ -1,22 +1,33 @@
 """Any image classifier as features and a linear head, without a change to its code."""
 
 import contextlib
-import threading
+import copy
+import logging
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from .._internal import checks
 from .._internal.temporary import temporarily
-from ..errors import InvalidTypeError, InvalidValueError, SaferError, UnknownNameError
+from ..errors import InvalidValueError, SaferError
+from . import copies, normalisation
+from . import head as heads
 from . import norm as norms_of
+from .kinds import check_kind
+from .normalisation import Statistics
+from .outputs import Output, Passed, Watch, check_output, check_scores, scores_of
 from .statistics import StreamStatistics
 from .stream_norm import StreamNorm
 from .trunk import Trunk
 
-Statistics = float | Sequence[float]
+if TYPE_CHECKING:
+    from .card import Card
+
+log = logging.getLogger("safer_tta")
+
 Updates = Literal["none", "norm", "features", "all"]
 PRECISIONS = ("float32", "bfloat16")
 
@@ -26,20 +37,27 @@ class Classifier(nn.Module):
 
     Args:
         model: Any module that maps normalised images to class scores.
-        head: The name of the linear layer that turns features into scores. By default it is what the model's
-            `get_classifier()` returns, or else the last `nn.Linear`. The first forward pass checks it.
-        mean: The mean of every channel in training; images are normalised here. By default it comes from the model's
-            `pretrained_cfg` (timm); without one, images are not normalised. `mean=0, std=1` switches it off.
+        head: The name of the layer that turns features into scores, or that layer; "a+b" averages two. By default it
+            is what the model's `get_classifier()` returns, or else the last `nn.Linear`. The first forward pass
+            checks it.
+        mean: The mean of every channel in training; images are normalised here. By default it is what the model
+            carries: timm's `pretrained_cfg`, Hugging Face's `preprocessor_config.json` in the folder it was loaded
+            from, open_clip's `image_mean`, or torchvision's weights as `model.weights`. Without any of these, images
+            are not normalised. `mean=0, std=1` switches it off.
         std: The standard deviation of every channel, given together with `mean`.
+        output: Where the scores are in what the model returns: a key or attribute, an index, or a function of the
+            output. By default they are the output itself or its `logits`.
         precision: "float32", or "bfloat16" for passes through the model; parameters, features and scores stay float32.
         compile: Whether torch.compile compiles the model, once for every shape of batch.
 
     Raises:
-        InvalidTypeError: If `model` is not a module.
+        InvalidTypeError: If `model` is not a module that can be adapted.
         InvalidValueError: If the head or the normalisation cannot be that of the model.
 
     Attributes:
-        head: The linear layer.
+        head: The linear layer, or several layers of the model as one.
+        channels: How many channels images may have; empty if the model does not show it.
+        normalised_by: Where the normalisation comes from, in words; empty if nothing declares it.
         revision: How often layers or their layout have been replaced.
     """
 
@@ -47,34 +65,54 @@ class Classifier(nn.Module):
         self,
         model: nn.Module,
         *,
-        head: str | None = None,
+        head: str | nn.Module | None = None,
         mean: Statistics | None = None,
         std: Statistics | None = None,
+        output: Output | None = None,
         precision: str = "float32",
         compile: bool = False,
     ) -> None:
         super().__init__()
-        if not isinstance(model, nn.Module):
-            raise InvalidTypeError(f"model is a {type(model).__name__}; expected a torch.nn.Module")
+        check_kind(model)
         self.model = model
-        self.head_name = _find_head(model, head)
-        shift, scale = _normalisation(model, mean, std) or (None, None)
+        self.output = output
+        self.head_name, self._named = heads.find(model, head)
+        heads.check(model, self.head_name)
+        self.channels = normalisation.channels_of(model)
+        chosen = normalisation.choose(model, mean, std, self.channels)
+        self.normalised_by, self._carrier = chosen.said_by, chosen.layer
+        shift, scale = chosen.statistics or (None, None)
+        if shift is not None and len(shift) > 1:
+            self.channels = frozenset([len(shift)])
         self.register_buffer("mean", shift, persistent=False)
         self.register_buffer("std", scale, persistent=False)
+        self._caches = copies.caches_of(model)
         self._verified = False
         self._split = False  # whether the model runs without its head, so that it can be compiled whole
         self._trunk: Trunk | None = None
         self.statistics: StreamStatistics | None = None
         self.revision = 0
+        self.card: Card | None = None  # what its file says of it, if it was loaded from one
         self.precision, self.compiled = "float32", False
         self.accelerate(precision=precision, compile=compile)
 
     mean: Tensor | None
     std: Tensor | None
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Classifier":
+        memo.update(copies.computed(self.model))
+        twin = memo[id(self)] = self.__class__.__new__(self.__class__)
+        vars(twin).update(copy.deepcopy(vars(self), memo))
+        return twin
+
     @property
     def head(self) -> nn.Linear:
-        return cast(nn.Linear, self.model.get_submodule(self.head_name))  # as _find_head made sure
+        return heads.of(self.model, self.head_name)
+
+    @property
+    def named_head(self) -> str | None:
+        """The name of the head if the user or the model named it, None if it was found as the last linear layer."""
+        return self.head_name if self._named else None
 
     @property
     def num_classes(self) -> int:
@@ -82,11 +120,20 @@ class Classifier(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        return self.head.weight.device
+        return heads.matrix(next(iter(self._layers().values()))).device
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.head.weight.dtype
+        return heads.matrix(next(iter(self._layers().values()))).dtype
+
+    def _layers(self) -> dict[str, nn.Module]:
+        """Return the layers of the head by name."""
+        return {name: self.model.get_submodule(name) for name in self.head_name.split(heads.JOIN)}
+
+    def _carriers(self) -> dict[str, nn.Module]:
+        """Return the layer that the normalisation was taken from, until it is known what that layer receives."""
+        wanted = bool(self._carrier) and not self._verified
+        return {self._carrier: self.model.get_submodule(self._carrier)} if wanted else {}
 
     def forward(self, images: Tensor, views: int = 1) -> tuple[Tensor, Tensor]:
         """Return features (B,d) and logits (B,K) of images (B,3,H,W) in [0,1].
@@ -110,6 +157,9 @@ class Classifier(nn.Module):
                 f"one image of {tuple(images.shape[2:])} pixels has no batch statistics ({error}). Send at least two "
                 "images, or use SAFER or the method 'none'"
             ) from error
+        finally:
+            for module, name in self._caches:  # what was computed of weights, which may learn now
+                getattr(module, name).clear()
         if self.statistics is not None:
             self.statistics.collect(logits)
         return features, logits
@@ -119,40 +169,53 @@ class Classifier(nn.Module):
         if self._trunk is None:
             self._trunk = Trunk(self.model, self.head_name, self.prepare, compile=self.compiled)
         with self._autocast(images):
-            features = _logits(self._trunk(images))
+            features = scores_of(self._trunk(images), self.output)
             logits = self.head(features)
         return self._to_single(features), self._to_single(logits)
 
     def _run_watched(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Run the model as it is and note what enters and leaves its head."""
-        passed: list[tuple[Tensor, Tensor]] = []
-        caller = threading.get_ident()
-
-        def watch(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-            if threading.get_ident() == caller:  # ignore another thread's pass through the same head
-                passed.append((inputs[0], output))
-
-        hook = self.head.register_forward_hook(watch)
-        try:
-            with self._autocast(images):
-                output = self.model(self.prepare(images))
-        finally:
-            hook.remove()
+        """Run the model as it is and note what enters its head."""
+        prepared = self.prepare(images)
+        with Watch(self._layers()) as watch, Watch(self._carriers()) as inner, self._autocast(images):
+            output = self.model(prepared)
+        scores = scores_of(output, self.output)
         if not self._verified:
-            self._verify(passed, _logits(output), len(images))
-            self._split = self.compiled and self._can_be_split(images, passed[0][0])
-        features, logits = passed[0]
-        return self._to_single(features), self._to_single(logits)
+            normalisation.check_unchanged(prepared, inner.inputs(), self.normalised_by)
+            self._verify(images, output, scores, watch)
+        return self._to_single(watch.features()), self._to_single(scores)
+
+    def _verify(self, images: Tensor, output: Any, scores: Any, watch: Watch) -> None:
+        """Refuse a head that is not the model's last step, and learn whether the model runs without it too."""
+
+        def explain() -> Passed:
+            return self._watch_all(images)
+
+        check_output(output, scores, len(images), explain)
+        of_head = check_scores(scores, watch, name=self.head_name, named=self._named, explain=explain)
+        if not of_head:
+            log.warning("more follows the head %r: its input are the features, the output the scores", self.head_name)
+        self._verified = True
+        self._split = self.compiled and of_head and self._can_be_split(images, watch.features(), scores)
 
     @torch.no_grad()
-    def _can_be_split(self, images: Tensor, features: Tensor) -> bool:
-        """Whether the model without its head gives exactly the features that entered the head."""
+    def _watch_all(self, images: Tensor) -> Passed:
+        """Run the model again, and note what enters and leaves every layer that could be a head."""
+        with Watch(heads.candidates(self.model)) as watch, self._autocast(images), self.untracked():
+            self.model(self.prepare(images))
+        return watch.passed
+
+    @torch.no_grad()
+    def _can_be_split(self, images: Tensor, features: Tensor, scores: Tensor) -> bool:
+        """Whether the model without its head gives exactly the features that entered it, and the head the scores."""
+        if heads.JOIN in self.head_name:
+            return False
         try:
             with temporarily([self], compiled=False, _trunk=None), self.untracked():
-                found = self._run_split(images)[0]
+                found = self._run_split(images)
         except Exception:  # a model that does more with its head than call it; it is not compiled
             return False
-        return found.shape == features.shape and bool(torch.equal(found, self._to_single(features)))
+        pairs = zip(found, (self._to_single(features), self._to_single(scores)), strict=True)
+        return all(a.shape == b.shape and bool(torch.equal(a, b)) for a, b in pairs)
 
     def accelerate(self, *, precision: str | None = None, compile: bool | None = None) -> None:
         """Change the precision of forward passes, or whether they are compiled; `None` keeps a setting."""
@@ -181,6 +244,37 @@ class Classifier(nn.Module):
 
     def _to_single(self, tensor: Tensor) -> Tensor:
         return tensor if self.precision == "float32" else tensor.float()
+
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        architecture: str | None = None,
+        arguments: Mapping[str, Any] | None = None,
+        classes: Sequence[str] | None = None,
+        side: int | None = None,
+        resize: str | None = None,
+    ) -> None:
+        """Write the classifier to one file from which `safer_tta.load_classifier` builds it again.
+
+        What timm, transformers or a file of this library built is recognised; of other models say how they are built.
+
+        Args:
+            path: The file, in the safetensors format. It holds weights and text, and no code.
+            architecture: `timm:NAME`, `torchvision:NAME`, a name of the zoo, or `FILE.py:FUNCTION` of your own.
+            arguments: What that function was called with, as a dict of numbers, words and lists.
+            classes: The names of the classes in the order of the scores; by default numbers.
+            side: Height and width of the model's images, in pixels.
+            resize: How images come to that side: "stretch", or "crop 0.875 bicubic".
+
+        Raises:
+            InvalidValueError: If something is missing, or the file would give other answers than this classifier.
+        """
+        from . import packing
+
+        packing.save(
+            self, path, architecture=architecture, arguments=arguments, classes=classes, side=side, resize=resize
+        )
 
     def features(self, images: Tensor) -> Tensor:
         """Return what enters the head, (B,d)."""
@@ -237,83 +331,8 @@ class Classifier(nn.Module):
         with norms_of.untracked(self.norms()), temporarily(following, tracking=False):
             yield
 
-    def _verify(self, passed: list[tuple[Tensor, Tensor]], output: Any, batch: int) -> None:
-        """Refuse a head that is not the model's last step, called once on one feature vector per image."""
-        if not isinstance(output, Tensor):
-            raise InvalidTypeError(
-                f"the model returned a {type(output).__name__}; expected a tensor of class scores (B,K), or an object "
-                "with such a tensor as .logits"
-            )
-        problem = ""
-        if len(passed) != 1:
-            problem = f"head {self.head_name!r} ran {len(passed)} times in one pass; expected once"
-        elif passed[0][0].ndim != 2 or len(passed[0][0]) != batch:
-            came = tuple(passed[0][0].shape)
-            problem = f"head {self.head_name!r} received {came} for {batch} images; expected ({batch}, features)"
-        elif output is not passed[0][1] and not torch.equal(output, passed[0][1]):
-            problem = (
-                f"the model's output is not what its head {self.head_name!r} returned; expected the scores of the "
-                "head, without a softmax or another layer after it"
-            )
-        if problem:
-            found = _linears(self.model)
-            others = f"the last of {len(found)} linear layers are {', '.join(found[-5:])}"
-            raise InvalidValueError(f"{problem}. Name another layer with Classifier(model, head=...): {others}")
-        self._verified = True
-
 
 def check_precision(precision: str) -> str:
     """Return the precision, or raise an error that lists the known ones."""
     checks.one_of(PRECISIONS, precision=precision)
     return precision
-
-
-def _find_head(model: nn.Module, name: str | None) -> str:
-    linears = _linears(model)
-    if name is not None:
-        if name not in linears:
-            raise UnknownNameError.of("head", name, linears)
-        return name
-    offered = getattr(model, "get_classifier", None)
-    head = offered() if callable(offered) else None
-    found = [n for n in linears if model.get_submodule(n) is head] or linears[-1:]
-    if not found:
-        raise InvalidValueError(
-            "no head found: the model has no nn.Linear layer. Expected features followed by a linear layer; make the "
-            "last layer of the model an nn.Linear"
-        )
-    return found[0]
-
-
-def _linears(model: nn.Module) -> list[str]:
-    return [name for name, module in model.named_modules() if isinstance(module, nn.Linear) and name]
-
-
-def _logits(output: Any) -> Any:
-    """Return the scores in a model's output; Hugging Face models return an object or a mapping that holds them."""
-    if isinstance(output, Mapping):
-        return output.get("logits")
-    return getattr(output, "logits", output)
-
-
-def _normalisation(model: nn.Module, mean: Statistics | None, std: Statistics | None) -> tuple[Tensor, Tensor] | None:
-    if (mean is None) != (std is None):
-        raise InvalidValueError("only one of mean and std was given; give both or neither")
-    if mean is None:
-        config = getattr(model, "pretrained_cfg", None) or {}
-        mean, std = config.get("mean"), config.get("std")
-    if mean is None or std is None:
-        return None
-    shifted, scale = (torch.as_tensor(s, dtype=torch.float32).reshape(-1, 1, 1) for s in (mean, std))
-    if {len(shifted), len(scale)} - {1, 3}:
-        raise InvalidValueError(f"mean is {mean} and std is {std}; expected one number, or one for each of 3 channels")
-    shifted, scale = shifted.expand(3, 1, 1), scale.expand(3, 1, 1)
-    if not bool((scale > 0).all()):
-        raise InvalidValueError(f"std is {std}; expected positive numbers")
-    if bool((scale > 2).any()) or bool((shifted.abs() > 2).any()):
-        raise InvalidValueError(
-            f"mean is {mean} and std is {std}, as for pixels of 0..255; expected them for pixels in [0,1]. "
-            "Divide both by 255"
-        )
-    reference = next(model.parameters(), torch.empty(0))
-    return shifted.to(reference, copy=True), scale.to(reference, copy=True)

@@ -1,9 +1,11 @@
 """Models by name, with weights from a local safetensors file."""
 
 import functools
+import importlib
 import logging
 import os
 from collections.abc import Callable, Mapping
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +22,8 @@ OWN: dict[str, Callable[..., nn.Module]] = {
     "resnet34": resnet.resnet34,
     "resnet50": resnet.resnet50,
 }
+
+LIBRARIES = {"timm": ("timm", "create_model"), "torchvision": ("torchvision.models", "get_model")}
 
 
 def create(
@@ -38,7 +42,7 @@ def create(
         if not metadata.get("architecture"):
             raise InvalidValueError(f"{name} does not name its architecture; use create('resnet50', weights={name!r})")
         name = metadata["architecture"].partition(",")[0].strip()
-    build = _builder(name, metadata)
+    build = builder(f"{name},{metadata.get('architecture', '').partition(',')[2]}")
     if num_classes is None:
         num_classes = _classes_in(tensors)
     if num_classes is None and weights is not None:
@@ -53,10 +57,10 @@ def create(
     return model
 
 
-def load(model: nn.Module, tensors: Mapping[str, Tensor], *, origin: str) -> None:
-    """Copy tensors into a model by name; only a head of another size may be missing."""
+def load(model: nn.Module, tensors: Mapping[str, Tensor], *, origin: str, new_head: bool = True) -> None:
+    """Copy tensors into a model by name; with `new_head` a head of another size keeps its own."""
     own = model.state_dict()
-    head = _head_names(own, tensors)
+    head = _head_names(own, tensors) if new_head else set()
     missing = [n for n in own if n not in tensors and not n.endswith("num_batches_tracked")]
     foreign = [n for n in tensors if n not in own]
     misshapen = [n for n in tensors if n in own and own[n].shape != tensors[n].shape and n not in head]
@@ -74,26 +78,37 @@ def load(model: nn.Module, tensors: Mapping[str, Tensor], *, origin: str) -> Non
                 own[name].copy_(tensor)
 
 
-def _builder(name: str, metadata: Mapping[str, str]) -> Callable[..., nn.Module]:
+def check_name(name: str) -> None:
+    """Refuse the name of an architecture that does not exist; what is built elsewhere is left to those who build it."""
+    if ":" not in name and not name.endswith(".safetensors"):
+        builder(name)
+
+
+def builder(architecture: str) -> Callable[..., nn.Module]:
+    """Return the function that builds an architecture; what follows a comma says where a network's strides are."""
+    name, _, note = architecture.partition(",")
     library, _, rest = name.partition(":")
+    if rest and library in LIBRARIES:
+        return functools.partial(_import_builder(library), rest)
+    if name not in OWN:
+        raise UnknownNameError.of("architecture", name, OWN, advice=", timm:NAME, torchvision:NAME or a file")
+    if name == "resnet50" and "first 1x1" in note:
+        return functools.partial(resnet.resnet50, stride_on_first=True)
+    return OWN[name]
+
+
+def _import_builder(library: str) -> Callable[..., nn.Module]:
     try:
-        if rest and library == "timm":
-            from timm import create_model
-
-            return functools.partial(create_model, rest)
-        if rest and library == "torchvision":
-            from torchvision.models import get_model
-
-            return functools.partial(get_model, rest)
+        module, function = LIBRARIES[library]
+        return cast(Callable[..., nn.Module], getattr(importlib.import_module(module), function))
     except ImportError as error:
         raise MissingPackageError(
             f"this model needs {library}: pip install {library} or 'safer-tta[models]'"
         ) from error
-    if name not in OWN:
-        raise UnknownNameError.of("architecture", name, OWN, advice=", timm:NAME, torchvision:NAME or a file")
-    if name == "resnet50" and "first 1x1" in metadata.get("architecture", ""):
-        return functools.partial(resnet.resnet50, stride_on_first=True)
-    return OWN[name]
+    except RuntimeError as error:  # torchvision's compiled operators are of one version and build of torch
+        raise MissingPackageError(
+            f"{library} cannot be imported ({error}); install the torchvision that belongs to your torch"
+        ) from error
 
 
 def _head_names(own: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> set[str]:

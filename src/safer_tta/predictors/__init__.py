@@ -4,7 +4,7 @@ from .._internal.autoload import import_all
 from ..views import Draw
 from .base import Outlook, Prediction, Predictor, Report
 from .defended import TRANSFORMS, Defended
-from .inputs import check_images
+from .inputs import check_images, take_images
 from .plain import Plain
 from .registry import PREDICTORS, create, parse, register
 from .safer import Safer
@@ -26,4 +26,5 @@ __all__ = [
     "create",
     "parse",
     "register",
+    "take_images",
 ]

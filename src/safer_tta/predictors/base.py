@@ -13,11 +13,13 @@ from typing import Any, ClassVar, Self, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
+from .._internal.checks import whole
+from .._internal.hints import refuse_attribute
 from .._internal.seeds import draw_seed
 from ..errors import InvalidValueError
 from ..models import Classifier
 from ..views import Draw
-from .inputs import check_images
+from .inputs import check_images, check_not_normalised
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,9 @@ class Report:
     health: Mapping[str, int] = field(default_factory=dict)
 
 
+OF_TENSORS = "A prediction is not a tensor; it has probs (B,K), logits (B,K), labels (B,) and suspicion (B,) or None"
+
+
 @dataclass(frozen=True)
 class Prediction:
     """The answer to a batch of B images.
@@ -70,6 +75,9 @@ class Prediction:
     def suspicion(self) -> Tensor | None:
         """The probability (B,) that an image is attacked; None if the predictor does not estimate it."""
         return self.report.suspicion
+
+    def __getattr__(self, name: str) -> Any:
+        refuse_attribute(self, name, {"argmax": "prediction.labels", "softmax": "prediction.probs"}, OF_TENSORS)
 
     def detach(self) -> Prediction:
         """Return the same numbers without the graph that made them."""
@@ -149,10 +157,12 @@ class Predictor:
         estimates_suspicion: Whether its predictions say how probable it is that an image is attacked.
         repeats: Whether every pass over batches of one shape is the same program, given their views.
         version: Raised when its predictions change; a part of the names of runs.
+        channels: How many channels it can handle; empty if any number that the model takes.
     """
 
     version: ClassVar[int] = 1
     norm: str | None = None
+    channels: ClassVar[frozenset[int]] = frozenset()
     memory: Memory | None = None
     estimates_suspicion: bool = False
     repeats: bool = True
@@ -160,9 +170,12 @@ class Predictor:
     def __init__(self, classifier: Classifier | nn.Module, *, seed: int | None = None) -> None:
         self.classifier = classifier if isinstance(classifier, Classifier) else Classifier(classifier)
         # By default the seed comes from torch's generator, so that torch.manual_seed still decides.
+        if seed is not None:
+            whole(seed=seed)
         self.seed = draw_seed() if seed is None else operator.index(seed)
         self.generator = torch.Generator().manual_seed(self.seed)
         self.validate = True
+        self._first = True  # whether no batch has come yet; the first is always looked at
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -204,7 +217,10 @@ class Predictor:
 
     def draw(self, images: Tensor) -> Draw:
         """Check the images, then draw what is random about predicting them. Refused images draw nothing."""
-        check_images(images, values=self.validate)
+        check_images(images, values=self.validate, channels=self._accepted())
+        if self._first and not self.validate:
+            check_not_normalised(images)
+        self._first = False
         return self.draw_views(len(images))
 
     def draw_views(self, batch: int) -> Draw:
@@ -237,9 +253,11 @@ class Predictor:
         if classifier is not None:
             other.classifier = classifier
         if seed is not None:
+            whole(seed=seed)
             other.seed, other.generator = seed, torch.Generator().manual_seed(seed)
         if validate is not None:
             other.validate = validate
+        other._first = validate is not False  # what is not to be looked at was looked at when it arrived
         if fresh_memory and self.memory is not None:
             other.memory = Memory(len(self.memory.seen)).to(other.classifier.device)
         return other
@@ -248,6 +266,20 @@ class Predictor:
         """Return images in [0,1] on the device and in the precision of the model."""
         scaled = images.to(self.classifier.device, self.classifier.dtype, non_blocking=True)
         return scaled / 255 if images.dtype == torch.uint8 else scaled
+
+    def _accepted(self) -> frozenset[int]:
+        """Return how many channels images may have; empty if any number will do."""
+        taken = self.classifier.channels
+        if not self.channels or not taken:
+            return taken or self.channels
+        if not taken & self.channels:
+            names = " or ".join(map(str, sorted(self.channels)))
+            raise InvalidValueError(
+                f"the model takes images of {min(taken)} channels; expected {names} for the predictor "
+                f"{type(self).__name__}, whose views are made for those. Ask the model itself: "
+                "adapt(model, predictor='plain')"
+            )
+        return taken & self.channels
 
     def _peek(self, images: Tensor) -> Draw:
         state = self.generator.get_state()

@@ -23,6 +23,8 @@ TRANSFORMS: Registry[Callable[[Tensor], Tensor]] = Registry("transform")
 class Defended(Predictor):
     """Ask the model behind one fixed transform of the images: `jpeg`, `fft` or `blur`."""
 
+    channels = frozenset([1, 3])
+
     def __init__(self, classifier: Classifier | nn.Module, transform: str = "jpeg", *, seed: int | None = None) -> None:
         super().__init__(classifier, seed=seed)
         self.transform = transform
@@ -49,8 +51,9 @@ def blur(images: Tensor) -> Tensor:
     """Blur with a 5×5 Gaussian of σ 0.5 and zeros outside the image."""
     line = torch.exp(-(torch.arange(-2.0, 3.0) ** 2) / (2 * 0.5**2))
     kernel = torch.outer(line, line) / line.sum() ** 2
-    weight = kernel.to(images).expand(3, 1, 5, 5)
-    return F.conv2d(images, weight, padding=2, groups=3)
+    channels = images.shape[1]
+    weight = kernel.to(images).expand(channels, 1, 5, 5)
+    return F.conv2d(images, weight, padding=2, groups=channels)
 
 
 @TRANSFORMS.register("jpeg")
@@ -60,7 +63,8 @@ def jpeg(images: Tensor) -> Tensor:
     The arithmetic of the codec without its lossless part, so that it runs batched on any device and needs no codec.
     """
     with torch.no_grad():
-        coded = _jpeg(images.detach().float())
+        # A grey image has the luminance of a colour image with three equal channels, and no colour differences.
+        coded = _jpeg(images.detach().float().expand(-1, 3, -1, -1))[:, : images.shape[1]]
     return images + (coded.to(images.dtype) - images).detach()
 
 

@@ -43,6 +43,8 @@ class Safer(Predictor):
             a chunk, and longer, since every chunk is computed twice. Batch statistics are those of each chunk.
     """
 
+    channels = frozenset([1, 3])  # of the operators that make views
+
     def __init__(
         self,
         classifier: Classifier | nn.Module,

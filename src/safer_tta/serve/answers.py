@@ -8,18 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..guards import troubles
 from ..predictors import Prediction
 from .journal import Json, Stream
 
 BINS = 10  # of the suspicion histogram
-ALARMS = {
-    "rollbacks": "rollback",
-    "collapses": "collapse",
-    "non_finite_weights": "weights not finite",
-    "non_finite_answers": "answer not finite",
-    "non_finite_losses": "loss not finite",
-    "non_finite_gradients": "gradient not finite",
-}
 
 
 @dataclass(frozen=True)
@@ -32,6 +25,7 @@ class Served:
     norm: str | None
     classes: tuple[str, ...]
     side: int
+    resize: str  # how images of another size come to that side
     views: int
     abstain: float | None  # the suspicion above which an image is flagged
 
@@ -46,7 +40,6 @@ def describe(
     if suspicion is not None and served.abstain is not None:
         flagged |= ~(suspicion <= served.abstain)
     abstain = flagged.tolist()
-    happened = stream.memory.counters - before
     shares = torch.bincount(torch.tensor(labels), minlength=probs.shape[1]).double() / len(labels)
     summary = {
         "stream": stream.name, "number": stream.batches, "time": stream.last, "images": len(labels),
@@ -56,7 +49,7 @@ def describe(
         "views": ["original", *(" → ".join(names) for names in report.pipelines)],
         "suspicion": None if suspicion is None else _summarise(suspicion),
         "abstained": sum(abstain), "shares": shares.tolist(), "accuracy": None,
-        "alarm": ", ".join(words for name, words in ALARMS.items() if happened[name]),
+        "alarm": ", ".join(troubles(before, stream.memory.counters)),
         "health": dict(stream.memory.counters),
     }  # fmt: skip
     return {

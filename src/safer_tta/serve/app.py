@@ -20,6 +20,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from .. import __version__
+from .._internal.resizing import Resize
 from . import api_page, schemas
 from .engine import Engine
 from .journal import KEPT, Json
@@ -186,7 +187,7 @@ def _add_service(app: FastAPI, engine: Engine) -> None:
 
 
 def _add_batches(app: FastAPI, engine: Engine) -> None:
-    decoder = Decoder(engine.served.side, engine.limits)
+    decoder = Decoder(engine.served.side, engine.limits, Resize.parse(engine.served.resize))
     body = {"requestBody": {"required": True, "content": BODY}}
 
     @app.post("/v1/streams/{name}/batches", openapi_extra=body, **_returns(schemas.Answer))

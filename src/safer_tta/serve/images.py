@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from ..data.domains import eight_bit
+from .._internal.resizing import STRETCH, Resize
+from ..data.decoding import to_rgb
 from .limits import Limits, Refused
 
 # Pixels are counted here, by the header of every image.
@@ -19,14 +20,14 @@ FORMATS = ("PNG", "JPEG", "WEBP")
 Pictures = NDArray[np.uint8]  # (B,3,H,W)
 
 
-def from_files(files: Sequence[bytes], side: int, limits: Limits) -> Pictures:
-    """Decode image files and resize them to the model's side. All sizes are checked before the first is decoded."""
+def from_files(files: Sequence[bytes], side: int, limits: Limits, resize: Resize = STRETCH) -> Pictures:
+    """Decode image files and bring them to the model's side. All sizes are checked before the first is decoded."""
     _check_count(len(files), limits)
     pixels = sum(_count_pixels(content, number, limits) for number, content in enumerate(files))
     most = limits.batch_pixels
     if pixels > most:
         raise Refused(413, f"the batch has {pixels} pixels; expected at most {most}. Send several batches")
-    return np.stack([_decode(content, number, side) for number, content in enumerate(files)])
+    return np.stack([_decode(content, number, side, resize) for number, content in enumerate(files)])
 
 
 def _count_pixels(content: bytes, number: int, limits: Limits) -> int:
@@ -38,11 +39,9 @@ def _count_pixels(content: bytes, number: int, limits: Limits) -> int:
         return pixels
 
 
-def _decode(content: bytes, number: int, side: int) -> Pictures:
+def _decode(content: bytes, number: int, side: int, resize: Resize) -> Pictures:
     with _open(content, number) as image:
-        picture = eight_bit(image).convert("RGB")
-        if picture.size != (side, side):
-            picture = picture.resize((side, side), Image.Resampling.BILINEAR)
+        picture = resize.apply(to_rgb(image), side)
         return np.asarray(picture, dtype=np.uint8).transpose(2, 0, 1)
 
 

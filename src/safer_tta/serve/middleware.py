@@ -1,5 +1,6 @@
 """Access control before anything of a request is read, and security headers on every response."""
 
+import asyncio
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -70,7 +71,12 @@ class AccessControl:
 
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send, limit: int) -> None:
         """Count the body as it arrives, whatever its headers claim."""
-        arrived = 0
+        arrived, answered = 0, False
+
+        async def send_noted(message: Message) -> None:
+            nonlocal answered
+            answered = True
+            await send(message)
 
         async def receive_counted() -> Message:
             nonlocal arrived
@@ -85,7 +91,12 @@ class AccessControl:
             return message
 
         try:
-            await self.app(scope, receive_counted, with_security_headers(send))
+            await self.app(scope, receive_counted, with_security_headers(send_noted))
+        except asyncio.CancelledError:  # the server stops, and has waited long enough for the rest of the body
+            if answered:
+                raise
+            response = error_response(503, "the service is stopping; send the request again later", retry_after=5)
+            await response(scope, receive, with_security_headers(send))
         finally:
             self.arriving -= arrived
 

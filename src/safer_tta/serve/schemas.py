@@ -75,6 +75,7 @@ class Model(Schema):
     norm: str | None
     classes: list[str]
     side: int
+    resize: str
     views: int
     abstain: float | None
     state_bytes: int

@@ -17,8 +17,9 @@ from .._internal.defaults import METHOD, PREDICTOR
 from ..data.store import digest, digest_file
 from ..errors import InvalidValueError
 from ..methods import Method
-from ..training import load
-from ..training.trainer import recipe_of, side_for
+from ..models import load_classifier
+from ..models.card import read_card
+from ..training.definitions import definition_of
 from .answers import Served
 from .app import create_app
 from .engine import Engine, check_memory
@@ -33,23 +34,25 @@ ABSTAIN = 0.5  # above which suspicion an image is more probably attacked than n
 class Service:
     """What to serve, and how. `safer_tta.adapt` explains method, predictor, norm, options and precision."""
 
-    model: Path  # a file that `safer train source` wrote
+    model: Path  # a file that `safer pack` or `safer train` wrote
     folder: Path  # where streams are kept
     method: str = METHOD
     predictor: str | Mapping[str, Any] = PREDICTOR
     norm: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)  # of the method
-    side: int | None = None  # height and width of the model's images; by default those it was trained with
+    side: int | None = None  # height and width of the model's images; by default those that its file says
     device: str = "cpu"
     precision: str = "float32"
     abstain: float | None = None  # the suspicion above which an image is flagged; 0.5 if the predictor estimates it
     seed: int | None = None  # of every stream's draws, for replays; by default every stream draws a secret one
     seconds: float | None = None  # allowed per batch; a stream that is behind is answered without learning
     limits: Limits = field(default_factory=Limits)
+    code: tuple[str, ...] = ()  # your own Python files that this service may run, such as the one that builds the model
 
     def build(self) -> Method:
         """Return the method as every stream starts with it."""
-        classifier = load(self.model)
+        extensions.load(self.code)
+        classifier = load_classifier(self.model)
         classifier.accelerate(precision=self.precision)
         method = api.build(classifier, self.method, self.predictor, norm=self.norm, seed=0, options=self.options)
         return method.to(self.device)  # afterwards, so that the optimiser is one for that device
@@ -57,7 +60,8 @@ class Service:
     def engine(self) -> Engine:
         """Return a running engine."""
         api.check_names(self.method, self.predictor, self.norm)
-        side, method = side_for(self.model, self.side), self.build()
+        card, method = read_card(self.model), self.build()
+        side = self.side or card.side
         abstain = self._threshold(method)
         check_memory(method, self.limits)
         served = Served(
@@ -65,8 +69,9 @@ class Service:
             method=self.method,
             predictor=self._predictor_name,
             norm=self.norm,
-            classes=tuple(recipe_of(self.model)["classes"]),
+            classes=card.classes,
             side=side,
+            resize=card.resize,
             views=1 + int(method.predictor.settings.get("views", 0)),
             abstain=abstain,
         )
@@ -92,11 +97,17 @@ class Service:
     def _version(self, method: Method, side: int) -> str:
         predictor = method.predictor
         decided_by = {
-            "model": digest_file(self.model), "method": self.method, "options": method.settings, "norm": self.norm,
+            "model": digest_file(self.model), **_code_of(self.model), "method": self.method,
+            "options": method.settings, "norm": self.norm,
             "predictor": self._predictor_name, "predictor_options": predictor.settings, "precision": self.precision,
             "side": side, "versions": {"method": method.version, "predictor": predictor.version, **predictor.versions},
         }  # fmt: skip
         return digest(decided_by | extensions.code(decided_by))
+
+
+def _code_of(model: Path) -> dict[str, Any]:
+    """Return the hash of the user's own file that builds a model, if there is one."""
+    return {name: value for name, value in definition_of(model).items() if name == "code"}
 
 
 def check_address(host: str, tokens: Tokens) -> None:

@@ -1,6 +1,7 @@
 """The images of a request: read from its body, and decoded on threads of their own."""
 
 import asyncio
+import functools
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -9,6 +10,7 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
 from .._internal.hashing import hash_bytes
+from .._internal.resizing import STRETCH, Resize
 from .images import Pictures, from_array, from_files
 from .limits import Limits, Refused
 
@@ -21,8 +23,9 @@ BODY = {"multipart/form-data": {"schema": FORM}, "application/x-npy": {"schema":
 class Decoder:
     """Decodes images on two threads of its own, so that large uploads delay only their sender."""
 
-    def __init__(self, side: int, limits: Limits) -> None:
+    def __init__(self, side: int, limits: Limits, resize: Resize = STRETCH) -> None:
         self.side, self.limits, self.busy = side, limits, 0
+        self.decode_files = functools.partial(from_files, resize=resize)
         self.threads = ThreadPoolExecutor(2, thread_name_prefix="decoding")
 
     async def read(self, request: Request) -> tuple[Pictures, str]:
@@ -33,7 +36,7 @@ class Decoder:
         if kind != "multipart/form-data":
             expected = "expected multipart/form-data with images, or application/x-npy"
             raise Refused(415, f"the type of the body is {kind or 'missing'}; {expected}")
-        return await self.decode(from_files, await _read_files(request, self.limits))
+        return await self.decode(self.decode_files, await _read_files(request, self.limits))
 
     async def decode(self, decode: Callable[[T, int, Limits], Pictures], content: T) -> tuple[Pictures, str]:
         if self.busy >= self.limits.decoding:

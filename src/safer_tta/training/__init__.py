@@ -2,13 +2,12 @@
 
 from .source import SHIPPED, robust, source_recipe, train_source
 from .surrogate import attacked_copies, surrogate_recipe, train_surrogate
-from .trainer import Recipe, load, train
+from .trainer import Recipe, train
 
 __all__ = [
     "SHIPPED",
     "Recipe",
     "attacked_copies",
-    "load",
     "robust",
     "source_recipe",
     "surrogate_recipe",

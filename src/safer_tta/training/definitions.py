@@ -10,6 +10,8 @@ from typing import Any
 
 from .._internal.signatures import changed_fields
 from ..data.store import digest_file
+from ..models.building import code_of
+from ..models.card import read_card
 from .trainer import Recipe, recipe_of
 
 ELSEWHERE = "hash:"  # stands before the hash of a file that is not on this machine
@@ -26,14 +28,16 @@ def describe_model(identity: str, domains: Iterable[str], recipe: Recipe) -> dic
     described = changed_fields(recipe)
     if recipe.weights is not None:
         described["weights"] = hash_weights(recipe.weights)
-    return {"data": identity, "domains": sorted(domains), "recipe": described}
+    code = code_of(recipe.architecture)
+    return {"data": identity, "domains": sorted(domains), "recipe": described, **({"code": code} if code else {})}
 
 
 def definition_of(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return the definition of a trained model, or the hash of its file if it was trained on other data."""
+    """Return the definition of a trained model; of any other the hash of its file, and of the code that builds it."""
     known = recipe_of(path)
     if not known.get("origin"):
-        return {"file": digest_file(path)}
+        code = code_of(read_card(path).architecture)
+        return {"file": digest_file(path), **({"code": code} if code else {})}
     recipe = known["recipe"]
     weights = None if recipe["weights"] is None else ELSEWHERE + recipe["weights"]
     return describe_model(known["origin"], known["domains"], Recipe(**{**recipe, "weights": weights}))

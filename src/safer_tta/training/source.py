@@ -8,7 +8,8 @@ from typing import Any
 from ..attacks.pgd import check_threat
 from ..data import Dataset
 from ..errors import InvalidValueError
-from ..models import Classifier
+from ..models import Classifier, zoo
+from ..models.card import find_card
 from .trainer import Recipe, train
 
 # A small residual network, pretrained on letters and digits by tools/pretrain_backbone.py.
@@ -29,7 +30,11 @@ def train_source(
 def source_recipe(dataset: str, **changes: Any) -> Recipe:
     """Return the settings for a dataset: the paper's, or a small pretrained network for the embedded data."""
     embedded = {"architecture": "small", "steps": 300, "lr": 5e-4, "every": 50} if dataset == "synthetic" else {}
-    settings = {**embedded, **changes}
+    packed = find_card(changes["weights"]) if changes.get("weights") is not None else None
+    own = {} if packed is None else {"architecture": packed.architecture.partition(",")[0]}
+    settings = {**embedded, **own, **changes}
+    if settings.get("architecture"):
+        zoo.check_name(settings["architecture"])
     if "weights" not in settings:
         if settings.get("architecture") != "small":
             raise InvalidValueError(

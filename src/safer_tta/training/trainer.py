@@ -4,11 +4,13 @@ The randomness of step k depends only on (seed, k), so a killed training resumes
 with the same result.
 """
 
+import copy
 import dataclasses
 import json
 import os
 import time
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,16 +23,17 @@ from torch import Tensor
 
 from .._internal import checks, optimizers, safetensors_io
 from .._internal.progress import Tick, silent
+from .._internal.resizing import STRETCH
 from .._internal.seeds import draw_seed, generator
 from ..attacks import pgd
 from ..data import Domain
 from ..data.store import digest_file
 from ..errors import InvalidValueError
-from ..models import Classifier, zoo
+from ..models import Classifier, load_classifier, packing, recognising, zoo
+from ..models.card import Card, find_card, read_card
+from ..models.normalisation import AS_THEY_ARE
 from ..views.augment import crop_and_flip, jitter, sometimes_grey
 
-FORMAT = "safer-tta.model"
-SIDE = 224  # pixels, as in the paper
 SAVING = 0.05  # the share of time for checkpoints, which are four times the size of the model with Adam's moments
 
 
@@ -38,7 +41,7 @@ SAVING = 0.05  # the share of time for checkpoints, which are four times the siz
 class Recipe:
     """How a model is trained. The defaults are the paper's."""
 
-    architecture: str = "resnet18"  # a name for `models.zoo.create`
+    architecture: str = "resnet18"  # a name for `models.zoo.create`, or that of the packed model in weights
     weights: str | None = None  # the safetensors file that training starts from; None trains from scratch
     steps: int = 5000  # batches
     batch: int = 32  # images per domain in a batch
@@ -80,25 +83,9 @@ def train(
     path = Path(path)
     if path.exists():
         _check_same(path, describe(domains, recipe))
-        return load(path).to(device)
+        return load_classifier(path).to(device)
     path.parent.mkdir(parents=True, exist_ok=True)
     return _Training(domains, recipe, path, device, compile).run(tick)
-
-
-def load(path: str | os.PathLike[str]) -> Classifier:
-    """Load a trained model with its normalisation, in eval mode."""
-    name, classes = _metadata(path)["architecture"].partition(",")[0], recipe_of(path)["classes"]
-    return Classifier(zoo.create(name, num_classes=len(classes), weights=path)).eval()
-
-
-def _metadata(path: str | os.PathLike[str]) -> dict[str, str]:
-    metadata = safetensors_io.read_metadata(path)
-    if metadata.get("format") != FORMAT or not {"architecture", "recipe"} <= set(metadata):
-        raise InvalidValueError(
-            f"{path} is not a trained model of this library (format {metadata.get('format')!r}); expected a file "
-            "written by `safer train`"
-        )
-    return metadata
 
 
 def describe(domains: Sequence[Domain], recipe: Recipe) -> dict[str, Any]:
@@ -119,23 +106,33 @@ def _check_same(path: Path, asked: dict[str, Any]) -> None:
 
 
 def recipe_of(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return what a trained model was made from: recipe, domains, classes and its accuracy on validation."""
-    return dict(json.loads(_metadata(path)["recipe"]))
-
-
-def side_for(path: str | os.PathLike[str], given: int | None = None) -> int:
-    """Return the pixels on a side of a trained model's images: `given`, or those that it was trained on."""
-    return int(given or recipe_of(path).get("side") or SIDE)
+    """Return what a model was trained from: recipe, domains, classes, accuracy; of a packed one, nothing."""
+    metadata = safetensors_io.read_metadata(path)
+    Card.of(path, metadata)
+    return dict(json.loads(metadata.get("recipe", "{}")))
 
 
 def check_classes(path: str | os.PathLike[str], domain: Domain) -> None:
-    """Refuse a domain whose classes are not those of a trained model, in this order."""
-    known = recipe_of(path)["classes"]
+    """Refuse a domain whose classes are not those of a model, in this order."""
+    known = read_card(path).classes
     if list(known) != list(domain.classes):
         raise InvalidValueError(
             f"{path} knows the classes {', '.join(known)} and {domain.dataset} has {', '.join(domain.classes)}; "
             "expected a model that was trained on this data"
         )
+
+
+def warn_if_seen(path: str | os.PathLike[str], domains: Iterable[Domain]) -> None:
+    """Warn of domains that a model was trained on: accuracy on them says nothing about a new domain."""
+    trained_on = recipe_of(path).get("domains", {})
+    for domain in domains:
+        if domain.name in trained_on:
+            warnings.warn(
+                f"{path} was trained on {', '.join(map(repr, sorted(trained_on)))}, and the images to adapt to are of "
+                f"{domain.name!r}. The accuracy does not say how well it does on a new domain; take another target, or "
+                f"a model that was trained without {domain.name!r}",
+                stacklevel=3,
+            )
 
 
 @torch.no_grad()
@@ -157,6 +154,16 @@ def augment(images: Tensor, randomness: torch.Generator) -> Tensor:
     return sometimes_grey(images, randomness, chance=0.1)
 
 
+def start(recipe: Recipe, classes: Sequence[str]) -> Classifier:
+    """Return the model that a training starts from; a packed network gets a new head if its classes are others."""
+    card = None if recipe.weights is None else find_card(recipe.weights)
+    if card is not None and card.architecture == recipe.architecture and recipe.architecture not in zoo.OWN:
+        return packing.load(str(recipe.weights), classes=len(classes))
+    model = Classifier(zoo.create(recipe.architecture, num_classes=len(classes), weights=recipe.weights))
+    model.normalised_by = model.normalised_by or AS_THEY_ARE
+    return model
+
+
 class _Training:
     def __init__(self, domains: Sequence[Domain], recipe: Recipe, path: Path, device: str, compile: bool) -> None:
         if not domains:
@@ -167,12 +174,13 @@ class _Training:
         self.origin = origins.pop() if len(origins) == 1 else ""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(recipe.seed)  # a fresh head is drawn from torch's own generator
-            model = zoo.create(recipe.architecture, num_classes=len(self.classes), weights=recipe.weights)
+            self.model = start(recipe, self.classes)
         cuda = self.device.type == "cuda"
         precision = "bfloat16" if cuda else "float32"
-        self.model = Classifier(model, precision=precision).to(self.device)
+        self.model.to(self.device).accelerate(precision=precision)
         # The same parameters, compiled for the one shape of training; validation has other shapes.
-        self.trained = Classifier(self.model.model, precision=precision, compile=compile)
+        self.trained = copy.copy(self.model)
+        self.trained.accelerate(compile=compile)
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=recipe.lr, fused=cuda)
         parts = [split(d.labels, recipe.seed) for d in domains]
         self.training = [self._take(d, part[0]) for d, part in zip(domains, parts, strict=True)]
@@ -275,15 +283,12 @@ class _Training:
 
     def _write(self) -> None:
         facts = {"accuracy": self.accuracy, "side": self.side, "origin": self.origin}
-        metadata = {
-            "format": FORMAT,
-            "architecture": _architecture(self.recipe, self.model),
-            "recipe": json.dumps({**self.definition, **facts}, sort_keys=True),
-        }
-        if self.model.mean is not None and self.model.std is not None:
-            for name, values in (("mean", self.model.mean), ("std", self.model.std)):
-                metadata[name] = ",".join(str(value) for value in values.flatten().tolist())
-        safetensors_io.write(self.path, self.model.model.state_dict(), metadata)
+        more = {"recipe": json.dumps({**self.definition, **facts}, sort_keys=True)}
+        zoos = {"architecture": _architecture(self.recipe, self.model), "arguments": {"num_classes": len(self.classes)}}
+        built = {} if self.model.card is not None else zoos
+        # The images of a dataset were stretched to their side.
+        made = {"classes": self.classes, "side": self.side, "resize": str(STRETCH)}
+        packing.write(self.model, self.path, recognising.complete(self.model, {**built, **made}), more)
 
     def _take(self, domain: Domain, places: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         images = torch.from_numpy(np.ascontiguousarray(domain.images[places]))

@@ -50,7 +50,9 @@ def jitter(
 
 
 def turn_hue(images: Tensor, turns: Tensor) -> Tensor:
-    """Rotate every colour about the grey axis, by one matrix for each image."""
+    """Rotate every colour about the grey axis, by one matrix for each image. Grey images have no hue."""
+    if images.shape[1] == 1:
+        return images
     angle = (turns * 2 * math.pi).to(images).view(-1, 1, 1)
     third = torch.full((3, 3), 1 / 3, device=images.device, dtype=images.dtype)
     across = torch.tensor([[0.0, -1, 1], [1, 0, -1], [-1, 1, 0]], device=images.device, dtype=images.dtype)

@@ -72,9 +72,10 @@ class Operator:
         return torch.clamp(y, 0, 1, out=out) if out.dtype == y.dtype else out.copy_(y.clamp(0, 1))
 
     def _check(self, images: Tensor, values: Tensor | None) -> None:
-        if images.ndim != 4 or images.shape[1] != 3 or not images.is_floating_point():
+        if images.ndim != 4 or images.shape[1] not in (1, 3) or not images.is_floating_point():
             raise InvalidValueError(
-                f"{self.name} received {images.dtype} of shape {tuple(images.shape)}; expected floats (B,3,H,W)"
+                f"{self.name} received {images.dtype} of shape {tuple(images.shape)}; expected floats (B,3,H,W) or "
+                "(B,1,H,W)"
             )
         came = values if values is None else tuple(getattr(values, "shape", ())) or type(values).__name__
         if came != (None if self.sampler is None else (len(images),)):
@@ -120,7 +121,9 @@ def _straight_through(x: Tensor, y: Tensor) -> Tensor:
 
 
 def grey(images: Tensor) -> Tensor:
-    """Return the luminance (B,1,H,W) of images."""
+    """Return the luminance (B,1,H,W) of images; grey ones are their own."""
+    if images.shape[1] == 1:
+        return images
     red, green, blue = images.unbind(1)
     return (0.2989 * red + 0.587 * green + 0.114 * blue).unsqueeze(1)
 

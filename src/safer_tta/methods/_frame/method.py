@@ -15,20 +15,23 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Adam, Optimizer
 
+from ..._internal.hints import OF_MODULES, refuse_attribute
 from ..._internal.locking import exclusive
 from ..._internal.optimizers import finite_gradients
+from ..._internal.progress import counted, length
 from ..._internal.seeds import draw_seed
 from ..._internal.signatures import check_names
 from ...errors import InvalidValueError, NotFiniteError
+from ...evaluation import Evaluation, evaluate
 from ...models import norm as norms_of
 from ...models.classifier import Updates
-from ...predictors import Draw, Prediction, Predictor
+from ...predictors import Draw, Prediction, Predictor, take_images
 from .cost import Cost
 from .cuda_graphs import Accelerator
 from .options import declared, signature
 from .state import Snapshot, State
 from .step import Step
-from .summary import Evaluation, evaluate, summarise
+from .summary import summarise
 
 log = logging.getLogger("safer_tta")
 
@@ -114,6 +117,9 @@ class Method:
         vars(self).update(state)
         self._share_nothing()
 
+    def __getattr__(self, name: str) -> Any:
+        refuse_attribute(self, name, OF_MODULES)
+
     def __repr__(self) -> str:
         return summarise(self)
 
@@ -197,20 +203,28 @@ class Method:
         finally:
             self.state.put_back(held)
 
-    def stream(self, batches: Iterable[Any], *, prefetch: bool = True) -> Iterator[Prediction]:
+    def stream(
+        self, batches: Iterable[Any], *, prefetch: bool = True, key: str | None = None, progress: bool = False
+    ) -> Iterator[Prediction]:
         """Adapt over many batches.
 
         Args:
-            batches: Batches of images, or of (images, ...) as a DataLoader gives them.
+            batches: Batches of images, of (images, ...) as a DataLoader gives them, or dicts with images in them.
             prefetch: On CUDA, take the next batch before this one's answer is handed out, and make its views meanwhile.
                 Pass False for live sources, where an answer must not wait for the next batch.
+            key: The key of the images in batches that are dicts. By default it is Hugging Face's, "pixel_values".
+            progress: Whether to show how many batches are answered, in a terminal or a notebook.
         """
-        images = (batch[0] if isinstance(batch, (tuple, list)) else batch for batch in batches)
-        return self.accelerator.stream(images) if prefetch and self.accelerator.active else map(self, images)
+        images = (take_images(batch, key) for batch in batches)
+        answers = self.accelerator.stream(images) if prefetch and self.accelerator.active else map(self, images)
+        return counted(answers, self.name, length(batches)) if progress else answers
 
-    def evaluate(self, loader: Iterable[tuple[Tensor, Tensor]]) -> Evaluation:
-        """Adapt over batches of (images, labels), and return the accuracy of the answers."""
-        return evaluate(self, loader)
+    def evaluate(self, loader: Iterable[Any], *, key: str | None = None) -> Evaluation:
+        """Adapt over batches of (images, labels), and return accuracy, calibration and suspicion as a table.
+
+        With batches of (images, labels, attacked) the table also has clean and attacked images separately.
+        """
+        return evaluate(self, loader, key=key)
 
     def freeze(self) -> Self:
         """Only predict from now on. Views are still drawn afresh."""
@@ -423,6 +437,6 @@ class Method:
             raise InvalidValueError(
                 f"{self.name} updates the scale and shift of normalisation layers and the model has none; "
                 "expected BatchNorm, LayerNorm, GroupNorm, InstanceNorm or RMSNorm with affine parameters. "
-                "Use a method that updates other parameters, such as 'pl'"
+                "Use a method that updates other parameters: adapt(model, method='pl')"
             )
         return parameters
