@@ -47,7 +47,7 @@ def test_accuracy_is_that_of_the_library(script, source_file, monkeypatch):
     assert (plain["views"], safer["views"]) == (0, 4)
     assert 0 <= safer["accuracy"] <= 100
     domain = data.domain("sketch")
-    adapted = speed.safer_tta.adapt(speed.load_classifier(source_file), "tent", "plain", seed=0)
+    adapted = speed.safer_tta.adapt(speed.safer_tta.load_classifier(source_file), "tent", "plain", seed=0)
     alone = adapted.evaluate([(torch.from_numpy(domain.images), torch.from_numpy(domain.labels))]).accuracy
     assert plain["accuracy"] == pytest.approx(alone)  # one batch, in whatever order
 
