@@ -10,7 +10,7 @@ from safer_tta.errors import InvalidTypeError, InvalidValueError
 def test_two_augmented_views_are_too_few():
     views = torch.rand(3, 4, 5)
     with pytest.raises(InvalidValueError, match=r"2 augmented views are too few .*expected at least 3"):
-        Gate().weigh(torch.full((3, 4), 1 / 3), views.softmax(-1), views, torch.zeros(3))
+        Gate().weigh(torch.full((3, 4), 1 / 3), views.softmax(-1), views, torch.zeros(Gate().memory_size(5)))
 
 
 @pytest.mark.parametrize("cost", [0, -1, float("nan"), "high"])

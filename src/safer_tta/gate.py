@@ -25,6 +25,8 @@ LAWS = (CAREFUL, REPORTED)
 class Gate:
     """Weigh the original view by how likely it is to be attacked; one setting for all data and methods.
 
+    The weights follow the signal "caution", which heeds attacks that hardly show too.
+
     Methods learn from SAFER's own pooling, as if there were no gate. Only those that align features with scores (TSD)
     get the original's features where it is trusted, and the augmented views' where it is not.
 
@@ -61,7 +63,7 @@ class Gate:
         size = len(LAWS) * 2 * COUNTS
         counts, before = torch.split(memory.to(features), [size, len(memory) - size])
         found, recent = evidence(features, Recent.of(before))
-        verdicts = [judge(found, c, before[0], law) for c, law in zip(counts.view(-1, 2, COUNTS), LAWS, strict=True)]
+        verdicts = [judge(found, c, law) for c, law in zip(counts.view(-1, 2, COUNTS), LAWS, strict=True)]
         odds, reported = (verdict[0] for verdict in verdicts)
         equal = torch.ones_like(base)
         trust = torch.sigmoid(-odds - math.log(self.cost))
@@ -71,5 +73,6 @@ class Gate:
             lesson=base,
             aligned=with_original(let_in.to(base.dtype), equal),
             suspicion=torch.sigmoid(reported),
+            signals={"caution": torch.sigmoid(odds)},
             memory=torch.cat([*(counts.flatten() for _, counts in verdicts), recent.pack().detach()]),
         )

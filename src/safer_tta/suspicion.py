@@ -42,19 +42,17 @@ CAREFUL = Law(offset=0.3, clean=0.8, attacked=1.2, least=1.0, most=3.0)
 REPORTED = Law(offset=0.6, clean=1.0, attacked=1.5, least=2.5, most=4.0)
 
 
-def judge(evidence: Tensor, counts: Tensor, images: Tensor, law: Law) -> tuple[Tensor, Tensor]:
+def judge(evidence: Tensor, counts: Tensor, law: Law) -> tuple[Tensor, Tensor]:
     """Return log-odds (B,) that an image is attacked, and the counts (2,3) that include this batch.
 
     Args:
         evidence: Of every image of the batch, (B,).
         counts: Of the window that completes a small batch, and of a long memory.
-        images: How many images the window has.
         law: What is assumed.
     """
     kept = max(0.0, 1 - len(evidence) / WINDOW)
     window, long = kept * counts[0], counts[1]
-    missing = (WINDOW - len(evidence) - kept * images).clamp(min=0)
-    odds = log_odds(evidence, torch.stack([window, long]), law, missing)
+    odds = log_odds(evidence, torch.stack([window, long]), law)
     strayed = (evidence.detach() - law.offset).clamp(0, 1 / FLOOR)
     attacked = torch.sigmoid(odds).detach()
     seen = torch.stack([torch.ones_like(attacked).sum(dim=1), attacked.sum(dim=1), attacked @ strayed], dim=1)
@@ -62,22 +60,21 @@ def judge(evidence: Tensor, counts: Tensor, images: Tensor, law: Law) -> tuple[T
     return odds.amax(dim=0), torch.stack([window + seen[0], decay * (long + seen[1])])
 
 
-def log_odds(evidence: Tensor, memory: Tensor, law: Law, missing: Tensor | float = 0.0) -> Tensor:
-    """Fit the mixture and return log-odds (R,B) of attacked against clean, one row for each memory (R,3).
-
-    `missing` images count as clean: as long as a stream has shown few, they must not make many look attacked.
-    """
+def log_odds(evidence: Tensor, memory: Tensor, law: Law) -> Tensor:
+    """Fit the mixture and return log-odds (R,B) of attacked against clean, one row for each memory (R,3)."""
     # Being closer than the other views is not extra evidence of being clean.
     evidence = (evidence - law.offset).clamp(0, 1 / FLOOR)
     # Quadratic terms of both densities cancel but for this; the rest is linear in the mean of the attacked ones.
     quadratic = evidence.square() * ((law.clean**-2 - law.attacked**-2) / 2) + math.log(law.clean / law.attacked)
     images, before, strayed = memory.T.unsqueeze(-1)
+    # Images that are missing in a window count as clean: a stream that has shown few must not look attacked.
+    images = images.clamp(min=WINDOW - len(evidence))
     prior, mean = torch.full_like(images, 0.5), torch.full_like(images, max(2.0, law.least))
     for _ in range(ROUNDS):
         attacked = torch.sigmoid(_density_ratio(evidence, quadratic, prior, mean, law))
         count = attacked.sum(dim=1, keepdim=True) + before
         # Half an image of either kind counts as seen before: no batch is beyond doubt.
-        prior = (count + 0.5) / (images + missing + (len(evidence) + 1))
+        prior = (count + 0.5) / (images + (len(evidence) + 1))
         mean = (((attacked @ evidence).unsqueeze(-1) + strayed) / (count + FLOOR)).clamp(law.least, law.most)
     return _density_ratio(evidence, quadratic, prior, mean, law)
 

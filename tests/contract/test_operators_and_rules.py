@@ -120,7 +120,9 @@ def test_mixing_weights_share_one(name, extra):
     """With no augmented view, with as few as it takes, and with more."""
     mixer = mixing.create(name)
     probs, features = views(1 if extra is None else 1 + mixer.least_views + extra)
-    verdict = mixer.weigh(pooling.weights("cc_drop", probs, features), probs, features, torch.zeros(mixer.memory_size))
+    verdict = mixer.weigh(
+        pooling.weights("cc_drop", probs, features), probs, features, torch.zeros(mixer.memory_size(features.shape[2]))
+    )
     for weights in filter(lambda given: given is not None, (verdict.answer, verdict.lesson, verdict.aligned)):
         assert (weights >= 0).all()
         assert torch.allclose(weights.sum(0), torch.ones(6), atol=1e-6)

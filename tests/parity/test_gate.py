@@ -10,17 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from safer_tta import Safer, methods, mixing, pooling, views
-from safer_tta.gate import Gate, evidence, log_odds
+from safer_tta.gate import Gate
 from safer_tta.models import zoo
 from safer_tta.predictors import Outlook, Prediction
+from safer_tta.straying import Recent, evidence
+from safer_tta.suspicion import CAREFUL, REPORTED, Law, log_odds
 
 V, B, D, K = 5, 6, 8, 4
-CLEAN, ATTACKED = 0.8, 1.2  # the spreads of both kinds of originals, as docs/safer-g.md has them
-OFFSET, DECAY = 0.3, 0.8
-LEAST, MOST = 1.0, 3.0  # between which the mean of the attacked ones stays
+WINDOW, FEW, DECAY = 64, 16, 0.8
 ROUNDS = 5
 FLOOR = 1e-6
-FRESH = torch.zeros(3)
+FRESH = torch.zeros(Gate().memory_size(D))
+FRESH_32 = torch.zeros(Gate().memory_size(32))  # for the features of `attacked_views`
 
 
 def random_views(seed: int, views: int = V, batch: int = B) -> tuple[torch.Tensor, torch.Tensor]:
@@ -39,7 +40,7 @@ def attacked_views(attacked: int, by: float = 12.0, batch: int = 64) -> torch.Te
     return features
 
 
-def decide(features: torch.Tensor, seen: torch.Tensor = FRESH) -> pooling.Verdict:
+def decide(features: torch.Tensor, seen: torch.Tensor = FRESH_32) -> pooling.Verdict:
     """What the gate decides where all answers are alike."""
     probs = torch.full((*features.shape[:2], K), 1 / K)
     return Gate().weigh(torch.full(features.shape[:2], 1 / V), probs, features, seen)
@@ -78,7 +79,8 @@ def expected_logs(features: np.ndarray) -> list[tuple[int, float, float, float]]
 def expected_evidence(features: np.ndarray) -> list[float]:
     logs = expected_logs(scaled(features))
     ratio = deviations([(b, o - m) for b, o, _, m in logs], [a - m for _, _, a, m in logs])
-    return [(a + b) / 2 for a, b in zip(ratio, surprise(logs), strict=True)]
+    told = min(1, features.shape[1] / FEW)
+    return [told * (a + b) / 2 for a, b in zip(ratio, surprise(logs), strict=True)]
 
 
 def surprise(logs: list[tuple[int, float, float, float]]) -> list[float]:
@@ -101,8 +103,8 @@ def test_evidence(views):
     _, features = random_views(views, views)
     features[0, :2] += 2
     expected = expected_evidence(features.double().numpy())
-    assert evidence(features.double()).numpy() == pytest.approx(expected, abs=1e-5)
-    assert evidence(features).numpy() == pytest.approx(expected, abs=1e-3)  # as features mostly come
+    assert evidence(features.double())[0].numpy() == pytest.approx(expected, abs=1e-5)
+    assert evidence(features)[0].numpy() == pytest.approx(expected, abs=1e-3)  # as features mostly come
 
 
 def density(x: float, mean: float, spread: float) -> float:
@@ -111,23 +113,24 @@ def density(x: float, mean: float, spread: float) -> float:
 
 def odds_on(features: torch.Tensor) -> torch.Tensor:
     """Of images whose features these are, at the start of a stream."""
-    return log_odds(evidence(features), FRESH[None].to(features))[0]
+    return log_odds(evidence(features)[0], torch.zeros(1, 3).to(features), CAREFUL)[0]
 
 
-def expected_odds(evidence: list[float], seen: tuple[float, float, float]) -> list[float]:
+def expected_odds(found: list[float], seen: tuple[float, float, float], law: Law) -> list[float]:
     """Fitted by loops. seen: images, attacked ones among them, the sum of their evidence."""
     images, before, strayed = seen
-    share, mean = 0.5, 2.0
+    evidence = [max(x - law.offset, 0) for x in found]
+    share, mean = 0.5, max(2.0, law.least)
 
     def judge() -> list[float]:
-        return [share * density(x, mean, ATTACKED) / ((1 - share) * density(x, 0, CLEAN)) for x in evidence]
+        return [share * density(x, mean, law.attacked) / ((1 - share) * density(x, 0, law.clean)) for x in evidence]
 
     for _ in range(ROUNDS):
         chances = [odds / (1 + odds) for odds in judge()]
         count = sum(chances) + before
-        share = (count + 0.5) / (len(evidence) + images + 1)
+        share = (count + 0.5) / (max(len(evidence) + images, WINDOW) + 1)  # the missing ones count as clean
         found = (sum(c * x for c, x in zip(chances, evidence, strict=True)) + strayed) / (count + FLOOR)
-        mean = min(max(found, LEAST), MOST)
+        mean = min(max(found, law.least), law.most)
     return judge()
 
 
@@ -136,24 +139,71 @@ def expected_odds(evidence: list[float], seen: tuple[float, float, float]) -> li
 @pytest.mark.parametrize(("attacked", "by"), [(0, 0), (3, 1), (B, 1), (3, 4), (B, 4)])
 @pytest.mark.parametrize("seen", [(0.0, 0.0, 0.0), (30.0, 1.0, 1.5), (30.0, 24.0, 50.0)])
 def test_weights_probabilities_and_memory(gate, seed, attacked, by, seen):
+    """The counts of the window and of the long memory are the same here; no image before counts for the scales."""
     probs, features = random_views(seed)
     features[0, :attacked] += by
     base = pooling.weights("cc_drop", probs, features)
-    verdict = gate.weigh(base, probs, features, torch.tensor(seen))
-    found = [max(x - OFFSET, 0) for x in expected_evidence(features.double().numpy())]
-    after = expected_odds(found, seen)
-    for b, odds in enumerate(map(max, expected_odds(found, (0, 0, 0)), after)):
-        trust = 1 / (1 + gate.cost * odds)
-        assert verdict.suspicion[b].item() == pytest.approx(odds / (1 + odds), abs=1e-4)
+    memory = FRESH.clone()
+    memory[:12] = torch.tensor(seen).repeat(4)
+    verdict = gate.weigh(base, probs, features, memory)
+    found = expected_evidence(features.double().numpy())
+    window = tuple((1 - B / WINDOW) * number for number in seen)
+    laws = {law: [expected_odds(found, counts, law) for counts in (window, seen)] for law in (CAREFUL, REPORTED)}
+    odds, reported = ([max(pair) for pair in zip(*laws[law], strict=True)] for law in (CAREFUL, REPORTED))
+    for b in range(B):
+        trust = 1 / (1 + gate.cost * odds[b])
+        assert verdict.suspicion[b].item() == pytest.approx(reported[b] / (1 + reported[b]), abs=1e-4)
         for weights, original in ((verdict.answer, gate.alpha_clean * trust), (verdict.aligned, trust)):
             expected = original if gate.alpha_clean else 0.0
             assert weights[0, b].item() == pytest.approx(expected, abs=1e-4)
             assert weights[1:, b].numpy() == pytest.approx(np.full(V - 1, (1 - expected) / (V - 1)), abs=1e-4)
     assert verdict.lesson is base
-    chances = [odds / (1 + odds) for odds in after]
-    added = (B, sum(chances), sum(c * x for c, x in zip(chances, found, strict=True)))
-    expected = [DECAY * (old + new) for old, new in zip(seen, added, strict=True)]
-    assert verdict.memory.numpy() == pytest.approx(expected, rel=1e-3)
+    assert verdict.memory[:12].numpy() == pytest.approx(expected_counts(found, laws, window, seen), rel=1e-3, abs=1e-5)
+
+
+def expected_counts(found: list[float], laws: dict, window: tuple, seen: tuple) -> list[float]:
+    """Counts after a batch, for each law first of the window and then of the long memory."""
+    numbers, decay = [], DECAY ** (B / WINDOW)
+    for law, (by_window, by_long) in laws.items():
+        for odds, before, fades in ((by_window, window, 1.0), (by_long, seen, decay)):
+            chances = [o / (1 + o) for o in odds]
+            strayed = sum(c * max(x - law.offset, 0) for c, x in zip(chances, found, strict=True))
+            numbers += [fades * (old + new) for old, new in zip(before, (B, sum(chances), strayed), strict=True)]
+    return numbers
+
+
+@pytest.mark.parametrize("size", [1, 4, 16, 40])
+def test_batches_of_any_size_have_the_scales_of_the_last_images(size):
+    """Sums fade by the share of the window that a batch takes; here they are kept over all images, with weights."""
+    _, features = random_views(3, batch=200)
+    features = features.double()
+    recent = Recent.of(torch.zeros(Recent.size(D), dtype=torch.float64))
+    for first in range(0, 200, size):
+        _, recent = evidence(features[:, first : first + size], recent)
+    batches = [features[1:, first : first + size].numpy() for first in range(0, 200, size)]
+    fading = [(1 - size / WINDOW) ** age for age in range(len(batches) - 1, -1, -1)]
+    weight = sum(f * b.shape[1] for f, b in zip(fading, batches, strict=True)) if 200 % size == 0 else None
+    if weight is not None:
+        mean = sum(f * b.sum(axis=(0, 1)) for f, b in zip(fading, batches, strict=True)) / (weight * (V - 1))
+        square = sum(f * ((b - mean) ** 2).sum(axis=(0, 1)) for f, b in zip(fading, batches, strict=True))
+        assert recent.images.item() == pytest.approx(weight)
+        assert recent.mean.numpy() == pytest.approx(mean)
+        assert recent.variance.numpy() == pytest.approx(square / (weight * (V - 1)))
+
+
+@pytest.mark.parametrize("size", [1, 4, 16])
+def test_small_clean_batches_are_seldom_called_attacked_and_attacked_ones_are(size):
+    clean, attacked = attacked_views(0, batch=256), attacked_views(256, batch=256)
+    called = {}
+    for name, features in (("clean", clean), ("attacked", attacked)):
+        memory, suspicions = FRESH_32, []
+        for first in range(0, 256, size):
+            verdict = decide(features[:, first : first + size], memory)
+            memory = verdict.memory
+            suspicions.append(verdict.suspicion)
+        called[name] = (torch.cat(suspicions)[64:] > 0.5).float().mean()
+    assert called["clean"] <= 0.05
+    assert called["attacked"] >= 0.95
 
 
 @settings(max_examples=40, deadline=None)
@@ -161,13 +211,15 @@ def test_weights_probabilities_and_memory(gate, seed, attacked, by, seen):
 def test_what_is_remembered_never_opens_the_gate(seed, images, share, strayed):
     probs, features = random_views(seed)
     base = pooling.weights("cc_drop", probs, features)
-    seen = torch.tensor([images, images * share, images * share * strayed])
+    seen = FRESH.clone()
+    for place in (3, 9):  # the long memory of either law
+        seen[place : place + 3] = torch.tensor([images, images * share, images * share * strayed])
     wary, fresh = (Gate().weigh(base, probs, features, memory) for memory in (seen, FRESH))
     assert (wary.answer[0] <= fresh.answer[0]).all()
     assert (wary.aligned[0] <= fresh.aligned[0]).all()
     assert (wary.suspicion >= fresh.suspicion).all()
     assert torch.isfinite(wary.memory).all()
-    assert wary.memory[0] <= DECAY * (images + B) + 1e-3
+    assert wary.memory[3] <= DECAY ** (B / WINDOW) * (images + B) + 1e-3
 
 
 def test_an_image_is_judged_by_the_batches_before_it_too():
@@ -232,7 +284,7 @@ def test_scale_and_place_of_a_dimension_do_not_matter():
 
 def test_views_that_are_all_alike_are_no_evidence():
     features = torch.randn(1, B, D, generator=torch.Generator().manual_seed(0)).expand(V, B, D)
-    assert (decide(features).suspicion < 0.2).all()
+    assert (decide(features, FRESH).suspicion < 0.2).all()
 
 
 def test_gradients_flow_through_the_gate():
@@ -273,7 +325,8 @@ def test_augmented_views_share_equally_whatever_the_pooling(pool, images):
     report = gated(pool=pool)(images).report
     original, augmented = report.weights[0], report.weights[1:]
     torch.testing.assert_close(augmented, ((1 - original) / 4).expand_as(augmented))
-    torch.testing.assert_close(original, 0.5 / (1 + 2 * report.suspicion / (1 - report.suspicion)))
+    caution = report.signals["caution"]
+    torch.testing.assert_close(original, 0.5 / (1 + 2 * caution / (1 - caution)))
 
 
 def test_the_lesson_is_pooled_without_the_gate(images):
@@ -298,7 +351,8 @@ def test_features_are_the_originals_where_it_is_let_in_and_the_views_where_not(i
     torch.testing.assert_close(seen.aligned.features, expected)
     pooled = pooling.weights("cc_drop", seen.answer.report.view_probs, features)
     torch.testing.assert_close(seen.answer.features, (pooled[..., None] * features).sum(dim=0))
-    verdict = Gate().weigh(pooled, seen.answer.report.view_probs, features, FRESH)
+    memory = torch.zeros(Gate().memory_size(features.shape[2]))
+    verdict = Gate().weigh(pooled, seen.answer.report.view_probs, features, memory)
     assert not verdict.aligned.requires_grad
     assert verdict.answer.requires_grad
 

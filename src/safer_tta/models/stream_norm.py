@@ -143,7 +143,7 @@ class _AsBatchNorm(torch.autograd.Function):
         along = (gradient * x).sum(dim=axes, dtype=mean.dtype) - mean * total
         scale = deviation if weight is None else deviation * weight
         own_variance = (own_square - own_mean.square()).clamp(min=0) + ctx.eps
-        slope = -scale * along * variance * deviation.square() / (own_variance * count)
+        slope = -scale * along / (own_variance * count)
         offset = -scale * total / count - slope * own_mean
         inputs = gradient * scale.view(shape) + x * slope.view(shape) + offset.view(shape)
         weights = None if weight is None else along * deviation
