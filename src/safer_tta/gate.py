@@ -61,7 +61,9 @@ class Gate:
                 f"{len(base) - 1} augmented views are too few for the gate; expected at least {self.least_views}"
             )
         size = len(LAWS) * 2 * COUNTS
-        counts, before = torch.split(memory.to(features), [size, len(memory) - size])
+        counts, before = torch.split(
+            memory.to(torch.promote_types(features.dtype, torch.float32)), [size, len(memory) - size]
+        )
         found, recent = evidence(features, Recent.of(before))
         verdicts = [judge(found, c, law) for c, law in zip(counts.view(-1, 2, COUNTS), LAWS, strict=True)]
         odds, reported = (verdict[0] for verdict in verdicts)

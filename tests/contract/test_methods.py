@@ -143,7 +143,8 @@ class TestMethod:
             quiet = [p.probs for p in make(method, predictor).stream(batches(2))]
         with torch.inference_mode():
             settings = predictors.create(predictor, classifier())
-            another = safer_tta.adapt(classifier(), method, settings, seed=0, **LEARNING.get(method, {}))
+            options = {"norm": "model", "seed": 0, **LEARNING.get(method, {})}
+            another = safer_tta.adapt(classifier(), method, settings, **options)
             inference = [p.probs for p in another.stream(batches(2))]
         assert all(torch.equal(a, b) for a, b in zip(expected, quiet, strict=True))
         assert all(torch.equal(a, b) for a, b in zip(expected, inference, strict=True))

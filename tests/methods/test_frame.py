@@ -124,15 +124,59 @@ def test_an_answer_shares_no_tensor_with_the_method(method):
 
 
 def test_an_exported_model_is_a_plain_module_that_answers_alike(images):
+    """A method that answers with the running statistics, which it moves."""
     mean, std = (0.5, 0.4, 0.3), (0.2, 0.3, 0.4)
     wrapped = Classifier(small_net(), mean=mean, std=std)
-    adapted = safer_tta.adapt(wrapped, "tent", "plain")
+    adapted = safer_tta.adapt(wrapped, "sotta", "plain", every=3, threshold=0.0)
     adapted(images)
     exported = adapted.export()
     assert type(exported) is type(wrapped.model)
     normalised = (images - torch.tensor(mean).view(3, 1, 1)) / torch.tensor(std).view(3, 1, 1)
     assert torch.allclose(exported(normalised), adapted.predict(images).logits, atol=1e-6)
     exported(normalised).sum().backward()  # it trains as any module does
+
+
+@pytest.mark.parametrize("method", ["tent", "eata", "sar", "cotta"])
+def test_dropped_statistics_come_back_in_an_exported_model(method, images):
+    source = small_net()
+    adapted = safer_tta.adapt(source, method, "plain", mean=0, std=1, seed=0)
+    adapted(images)
+    with pytest.warns(UserWarning, match=f"exported model of {method} .*statistics of each batch"):
+        exported = adapted.export()
+    for name in ("norm1", "norm2"):
+        before, after = source.get_submodule(name), exported.get_submodule(name)
+        assert torch.equal(before.running_mean, after.running_mean)
+        assert torch.equal(before.running_var, after.running_var)
+    together = exported(images)
+    torch.testing.assert_close(torch.cat([exported(image[None]) for image in images]), together)
+    fresh = small_net()
+    fresh.load_state_dict(exported.state_dict())
+    torch.testing.assert_close(fresh.eval()(images), together)
+    assert adapted.classifier.model.norm1.running_mean is None  # the method itself goes on with the batch's
+
+
+def test_an_exported_model_warns_where_medians_remain(images):
+    adapted = safer_tta.adapt(small_net(), "tent", "plain", norm="medbn", mean=0, std=1)
+    adapted(images)
+    with pytest.warns(UserWarning, match="medians of each batch"):
+        adapted.export()
+
+
+def test_the_export_of_note_does_not_pass_for_an_ordinary_network(images):
+    adapted = safer_tta.adapt(small_net(), "note", "plain", mean=0, std=1)
+    adapted(images)
+    with pytest.raises(RuntimeError, match="Unexpected key"):
+        small_net().load_state_dict(adapted.export().state_dict())
+
+
+@pytest.mark.parametrize("method", ["note", "rotta"])
+def test_own_norms_work_in_half_precision_passes(method, images):
+    adapted = safer_tta.adapt(small_net(), method, "plain", mean=0, std=1, precision="bfloat16", every=4, capacity=8)
+    for _ in range(3):
+        assert torch.isfinite(adapted(images).probs).all()
+    norm = adapted.classifier.model.norm1
+    assert norm.running_mean.dtype == torch.float32
+    assert not torch.equal(norm.running_mean, small_net().norm1.running_mean)
 
 
 def test_an_exported_model_and_its_method_are_independent(images):
@@ -202,7 +246,8 @@ def test_passes_in_half_precision_learn_in_single_precision(method, images):
         a, b = whole(x), half(x)
         assert b.probs.dtype == b.features.dtype == torch.float32
         torch.testing.assert_close(b.probs, a.probs, rtol=0.1, atol=0.1)
-    assert all(t.dtype == torch.float32 for t in half.state_dict().values() if t.is_floating_point())
+    kept = {n: t for n, t in half.state_dict().items() if not n.endswith("votes")}  # these are small in any case
+    assert all(t.dtype == torch.float32 for t in kept.values() if t.is_floating_point())
     assert half.export()(images).dtype == torch.float32
 
 

@@ -85,11 +85,12 @@ def test_a_full_disk_leaves_the_old_state_in_place(tmp_path):
     assert os.listdir(tmp_path) == [path.name]
 
 
-def test_a_state_of_tent_is_small():
-    adapted = safer_tta.adapt(safer_tta.models.zoo.create("resnet18", num_classes=7), seed=0)
+@pytest.mark.parametrize(("norm", "share"), [("model", 300), ("stream", 80)])
+def test_a_state_of_tent_is_small(norm, share):
+    adapted = safer_tta.adapt(safer_tta.models.zoo.create("resnet18", num_classes=7), norm=norm, seed=0)
     adapted(torch.rand(2, 3, 32, 32))
     model_bytes = sum(p.numel() * 4 for p in adapted.classifier.parameters())
-    assert adapted.state_bytes < model_bytes / 300
+    assert adapted.state_bytes < model_bytes / share
 
 
 def test_state_bytes_are_those_of_the_file(tmp_path):

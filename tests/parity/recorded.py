@@ -20,7 +20,8 @@ from safer_tta._internal import safetensors_io
 from tests.conftest import LEARNING, batches, small_net
 
 FILE = Path(__file__).with_name("recorded.safetensors")
-PREDICTORS = ("plain", "jpeg", "fft", "blur", "safer", "safer-a", "safer-g")
+# Without SAFER-G: since version 8 of the gate the images before complete batches as small as these.
+PREDICTORS = ("plain", "jpeg", "fft", "blur", "safer", "safer-a")
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 OPTIONS = {**LEARNING, "memo": {"copies": 3}, "cotta": {"versions": 3, "threshold": 1.1}, "tesla": {}}
 

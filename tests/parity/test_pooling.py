@@ -245,7 +245,7 @@ def test_the_figures_reported_are_the_mixings(images):
     disagreement = (1 - torch.cosine_similarity(features[0], features[1:].mean(0), dim=1)).clamp(0, 2)
     confidence = source(images)[1].softmax(-1).amax(-1).detach()
     alike, nothing = torch.full(features.shape[:2], 1 / len(features)), torch.zeros(*features.shape[:2], 1)
-    chance = Gate().weigh(alike, nothing, features, torch.zeros(3)).suspicion
+    verdict = Gate().weigh(alike, nothing, features, torch.zeros(Gate().memory_size(features.shape[2])))
 
     def check(mixing: object, **expected: torch.Tensor) -> None:
         report = Safer(source, mixing=mixing, pipeline="gentle", seed=0)(images).report
@@ -257,4 +257,4 @@ def test_the_figures_reported_are_the_mixings(images):
     check("none", feat_disagreement=disagreement)
     check("sigmoid", feat_disagreement=disagreement)
     check({"name": "sigmoid", "signal": "orig_conf"}, orig_conf=confidence)
-    check("gate", suspicion=chance)
+    check("gate", suspicion=verdict.suspicion, caution=verdict.signals["caution"])

@@ -1,4 +1,4 @@
-"""Statistics that follow a stream against their formulas, written as loops; gradients against a straight-through form."""
+"""Statistics that follow a stream against their formulas as loops, gradients against a straight-through form."""
 
 import numpy as np
 import pytest

@@ -83,7 +83,7 @@ def successor(kind: type[N], norm: nn.Module, momentum: float) -> nn.Module:
         raise InvalidValueError("a batch norm has no running statistics; expected track_running_stats=True")
     behind = _behind(norm)
     new = kind(norm.num_features, eps=norm.eps, momentum=momentum, affine=norm.affine)
-    new.load_state_dict({name: tensor for name, tensor in norm.state_dict().items() if "." not in name})
+    new.load_state_dict({name: tensor for name, tensor in norm.state_dict().items() if "." not in name}, strict=False)
     new = new.to(norm.running_mean.device, norm.running_mean.dtype).eval()
     return nn.Sequential(new, *behind) if behind else new
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .stream_norm import StreamNorm
-from .window import Window
+from .window import LEAST_DIVERSE, Window, independent
 
 Pass = tuple[Tensor, list[tuple[Tensor, Tensor]]]  # answers of a pass through the model, and what its layers noted
 
@@ -70,6 +70,14 @@ class StreamStatistics(nn.Module):
             answers = F.one_hot(logits.argmax(dim=1), logits.shape[1]).float()
             answers = torch.unflatten(answers, 0, (self.window.views, -1))
             self._passes.append((answers[1:].mean(dim=0) if len(answers) > 1 else answers[0], noted))
+
+    @torch.no_grad()
+    def diverse(self) -> Tensor:
+        """Return whether the stream, with the batch at hand, shows enough different images to learn from: 0 or 1."""
+        shares, images = self.window.answers, self.window.images
+        if self._ballot:
+            shares, images = self.window.after(torch.cat([answers for answers, _ in self._ballot]))
+        return (independent(shares, images) >= LEAST_DIVERSE).float()
 
     @torch.no_grad()
     def commit(self) -> None:

@@ -27,6 +27,7 @@ from .window import Window
 MOST_OF_BATCH = 1 / 16  # of the stream's statistics
 POLLED = 16  # votes that are compared, at least; those of the images before complete a smaller batch
 LEFT_OUT = 0.25  # of the votes, on either side
+LARGEST_VOTE = 6e4  # that half precision holds
 LEAST_VARIANCE = 0.05  # as a share of the source's
 
 
@@ -45,7 +46,8 @@ class StreamNorm(nn.Module):
         self.weight, self.bias, self.eps, self.num_features = norm.weight, norm.bias, norm.eps, norm.num_features
         self.register_buffer("running_mean", norm.running_mean)
         self.register_buffer("running_var", norm.running_var)
-        self.register_buffer("votes", norm.running_mean.new_zeros(POLLED, 2 * norm.num_features))
+        # In half precision: they are most of what a method's state has of it.
+        self.register_buffer("votes", norm.running_mean.new_zeros(POLLED, 2 * norm.num_features, dtype=torch.float16))
         self.register_buffer("deviations", norm.running_mean.new_zeros(2 * norm.num_features))
         self.behind = nn.Sequential(*behind)
         # In tuples, so that they are no submodules: the window is a part of the classifier, the norm is replaced.
@@ -86,7 +88,7 @@ class StreamNorm(nn.Module):
     def count(self, votes: Tensor) -> Tensor:
         """Return the result of votes (B,2C), completed by those before them."""
         if len(votes) < POLLED:
-            votes = torch.cat([self.votes, votes])[-POLLED:]
+            votes = torch.cat([self.votes.to(votes), votes])[-POLLED:]
         return middle_mean(votes)
 
     def statistics(self, deviations: Tensor) -> tuple[Tensor, Tensor]:
@@ -101,7 +103,7 @@ class StreamNorm(nn.Module):
         """Note the votes of a batch that was learnt from."""
         votes = torch.cat([self.votes, *(votes for votes, _ in passes)])[-POLLED:]
         counted = torch.stack([counted for _, counted in passes]).mean(dim=0)
-        self.votes.copy_(torch.where(torch.isfinite(votes), votes, self.votes))
+        self.votes.copy_(torch.where(torch.isfinite(votes), votes, self.votes).clamp(-LARGEST_VOTE, LARGEST_VOTE))
         share = self._window[0].share(images)
         self.deviations.lerp_(torch.where(torch.isfinite(counted), counted, self.deviations), share)
 

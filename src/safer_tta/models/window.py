@@ -31,25 +31,27 @@ class Window(nn.Module):
         """Return the share of so many new images in the window."""
         return images / (self.images + images).clamp(min=images, max=max(WINDOW, images))
 
-    def independent(self) -> Tensor:
-        """Return how many independent images the answers count for."""
-        images, classes = self.images.clamp(min=1, max=MOST_INDEPENDENT), len(self.answers)
-        by_chance = 1 / classes + (1 - 1 / classes) / images
-        excess = (self.answers.square().sum() - by_chance).clamp(min=0)
-        return torch.where(self.images > 0, 1 / (excess + 1 / images), 0.0)
+    def after(self, answers: Tensor) -> tuple[Tensor, Tensor]:
+        """Return shares of classes and the number of images as they will be with these answers (B,K) too."""
+        shares = torch.lerp(self.answers, answers.mean(dim=0), self.share(len(answers)))
+        return shares, (self.images + len(answers)).clamp(max=WINDOW)
 
     def trust(self) -> Tensor:
         """Return λ, the share of the stream in the statistics."""
-        images = self.independent()
+        images = independent(self.answers, self.images)
         return images / (images + PRIOR)
-
-    def diverse(self) -> Tensor:
-        """Return whether the stream shows enough different images to learn from, as 0 or 1."""
-        return (self.independent() >= LEAST_DIVERSE).float()
 
     @torch.no_grad()
     def add(self, answers: Tensor) -> None:
         """Count answers (B,K)."""
-        share = self.share(len(answers))
-        self.answers.lerp_(answers.mean(dim=0), share)
-        self.images.add_(len(answers)).clamp_(max=WINDOW)
+        shares, images = self.after(answers)
+        self.answers.copy_(shares)
+        self.images.copy_(images)
+
+
+def independent(answers: Tensor, images: Tensor) -> Tensor:
+    """Return how many independent images so many count for, given their shares of classes (K,)."""
+    seen, classes = images.clamp(min=1, max=MOST_INDEPENDENT), len(answers)
+    by_chance = 1 / classes + (1 - 1 / classes) / seen
+    excess = (answers.square().sum() - by_chance).clamp(min=0)
+    return torch.where(images > 0, 1 / (excess + 1 / seen), 0.0)

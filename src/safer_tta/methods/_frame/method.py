@@ -332,7 +332,7 @@ class Method:
 
     def weigh(self, loss: Loss) -> Loss:
         """Return a loss, or zero while the stream shows too few different images to learn from."""
-        return loss if loss is None or self.statistics is None else loss * self.statistics.window.diverse()
+        return loss if loss is None or self.statistics is None else loss * self.statistics.diverse()
 
     @contextlib.contextmanager
     def paced(self, images: int) -> Iterator[None]:
