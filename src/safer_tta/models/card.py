@@ -133,7 +133,7 @@ def check_program(path: FilePath) -> None:
     if Path(path).suffix == ".onnx":
         kind = "an ONNX graph"
     elif zipfile.is_zipfile(path):
-        names = zipfile.ZipFile(path).namelist()
+        names = _names_in(path)
         if any("/code/" in name or name.endswith((".json", "/models/model")) for name in names):
             kind = "a TorchScript or exported program"
     if kind:
@@ -141,6 +141,15 @@ def check_program(path: FilePath) -> None:
             f"{path} is {kind}, whose layers cannot learn. Pack the network and the weights that it came from: "
             f"{_line('FILE.py:FUNCTION', 'WEIGHTS.pth')}"
         )
+
+
+def _names_in(path: FilePath) -> list[str]:
+    """Return the names in a zip file; none if it is damaged, which whoever reads it will say."""
+    try:
+        with zipfile.ZipFile(path) as file:
+            return file.namelist()
+    except Exception:  # zipfile raises errors of many kinds
+        return []
 
 
 def _what_else(metadata: Mapping[str, str]) -> str:
