@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from safer_tta import Safer, methods, mixing, pooling, views
 from safer_tta.gate import Gate
+from safer_tta.gate.straying import evidence
+from safer_tta.gate.suspicion import CAREFUL, REPORTED, Law, log_odds
 from safer_tta.models import zoo
 from safer_tta.predictors import Outlook, Prediction
-from safer_tta.straying import Recent, evidence
-from safer_tta.suspicion import CAREFUL, REPORTED, Law, log_odds
 
 V, B, D, K = 5, 6, 8, 4
 WINDOW, FEW, DECAY = 64, 16, 0.8
@@ -170,40 +170,6 @@ def expected_counts(found: list[float], laws: dict, window: tuple, seen: tuple) 
             strayed = sum(c * max(x - law.offset, 0) for c, x in zip(chances, found, strict=True))
             numbers += [fades * (old + new) for old, new in zip(before, (B, sum(chances), strayed), strict=True)]
     return numbers
-
-
-@pytest.mark.parametrize("size", [1, 4, 16, 40])
-def test_batches_of_any_size_have_the_scales_of_the_last_images(size):
-    """Sums fade by the share of the window that a batch takes; here they are kept over all images, with weights."""
-    _, features = random_views(3, batch=200)
-    features = features.double()
-    recent = Recent.of(torch.zeros(Recent.size(D), dtype=torch.float64))
-    for first in range(0, 200, size):
-        _, recent = evidence(features[:, first : first + size], recent)
-    batches = [features[1:, first : first + size].numpy() for first in range(0, 200, size)]
-    fading = [(1 - size / WINDOW) ** age for age in range(len(batches) - 1, -1, -1)]
-    weight = sum(f * b.shape[1] for f, b in zip(fading, batches, strict=True)) if 200 % size == 0 else None
-    if weight is not None:
-        mean = sum(f * b.sum(axis=(0, 1)) for f, b in zip(fading, batches, strict=True)) / (weight * (V - 1))
-        square = sum(f * ((b - mean) ** 2).sum(axis=(0, 1)) for f, b in zip(fading, batches, strict=True))
-        assert recent.images.item() == pytest.approx(weight)
-        assert recent.mean.numpy() == pytest.approx(mean)
-        assert recent.variance.numpy() == pytest.approx(square / (weight * (V - 1)))
-
-
-@pytest.mark.parametrize("size", [1, 4, 16])
-def test_small_clean_batches_are_seldom_called_attacked_and_attacked_ones_are(size):
-    clean, attacked = attacked_views(0, batch=256), attacked_views(256, batch=256)
-    called = {}
-    for name, features in (("clean", clean), ("attacked", attacked)):
-        memory, suspicions = FRESH_32, []
-        for first in range(0, 256, size):
-            verdict = decide(features[:, first : first + size], memory)
-            memory = verdict.memory
-            suspicions.append(verdict.suspicion)
-        called[name] = (torch.cat(suspicions)[64:] > 0.5).float().mean()
-    assert called["clean"] <= 0.05
-    assert called["attacked"] >= 0.95
 
 
 @settings(max_examples=40, deadline=None)

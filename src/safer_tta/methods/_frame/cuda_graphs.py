@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ..._internal.optimizers import largest_gradient, step_unless
 from ...predictors import Draw, Prediction
+from .pace import paced, weigh
 from .prefetch import Prefetch, empty_views, fetch
 from .state import GENERATOR
 
@@ -151,10 +152,10 @@ class Accelerator:
         before = method.state.hold_statistics()
         step = method.look(images, draw)
         assert step.loss is not None
-        loss = method.weigh(step.loss)
+        loss = weigh(step.loss, method.statistics)
         loss.backward()  # type: ignore[no-untyped-call]
         unhealthy = ~torch.isfinite(loss.detach()) | ~torch.isfinite(largest_gradient(method.optimizer))
-        with method.paced(len(images)):
+        with paced(method.optimizer, method.statistics, len(images)):
             step_unless(unhealthy, method.optimizer)
         with torch.no_grad():
             method.remember(step)

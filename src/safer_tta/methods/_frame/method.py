@@ -1,15 +1,13 @@
 """The frame of every test-time adaptation method: validate → draw → forward → check → optimise → remember → commit."""
 
 import contextlib
-import copy
 import dataclasses
 import logging
 import os
 import threading
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -21,23 +19,23 @@ from ..._internal.optimizers import finite_gradients
 from ..._internal.progress import counted, length
 from ..._internal.seeds import draw_seed
 from ..._internal.signatures import check_names
-from ...errors import InvalidValueError, NotFiniteError
+from ...errors import NotFiniteError
 from ...evaluation import Evaluation, evaluate
-from ...models import norm as norms_of
 from ...models.classifier import Updates
 from ...predictors import Draw, Prediction, Predictor, take_images
 from .cost import Cost
 from .cuda_graphs import Accelerator
+from .exporting import export
 from .options import declared, signature
+from .pace import paced, weigh
+from .parameters import trainable_parameters
 from .state import Snapshot, State
 from .step import Step
 from .summary import summarise
 
 log = logging.getLogger("safer_tta")
 
-PACE = 64  # images that a full step is made for
 Closure = Callable[[], Tensor | None]
-Loss = TypeVar("Loss", Tensor, Tensor | None)
 
 
 class Method:
@@ -95,7 +93,7 @@ class Method:
         self.statistics = self.classifier.statistics
         if self.statistics is not None:
             self.statistics.learning = self.updates != "none"
-        parameters = self._trainable_parameters()
+        parameters = trainable_parameters(self.classifier, self.updates, self.name)
         for parameter in parameters:
             parameter.requires_grad_(True)
         self.optimizer: Optimizer | None = None
@@ -278,16 +276,10 @@ class Method:
     def export(self) -> nn.Module:
         """Return a copy of the adapted model in eval mode. It takes what the original took: normalised images.
 
-        Methods that answer with more than the model (cotta, rotta, t3a) leave the rest behind. Batch norms have running
-        statistics in any case: of source and stream with norm "stream", the moved ones after methods that move them
-        (BN, PL), those of the source after methods that drop them (Tent). A warning says where answers to single images
-        cannot be those of the method.
+        Methods that answer with more than the model (cotta, rotta, t3a) leave the rest behind. Batch norms normalise
+        with running statistics, those of the source if the method dropped them (Tent): a warning says so.
         """
-        model = copy.deepcopy(self.classifier.model)
-        trouble = norms_of.export(model)
-        if trouble:
-            warnings.warn(f"the exported model of {self.name} differs: {trouble}", stacklevel=3)
-        return model.eval().requires_grad_(True)
+        return export(self.classifier.model, self.name)
 
     @property
     def state_bytes(self) -> int:
@@ -319,7 +311,7 @@ class Method:
         return self.predictor.to_model(images), draw
 
     def look(self, images: Tensor, draw: Draw) -> Step:
-        """Return what `forward` makes of a batch; the first look at it is the one that statistics come from."""
+        """Return what `forward` makes of a batch. Statistics come from the first look at it."""
         if self.statistics is not None:
             self.statistics.open()
         return self.forward(images, draw)
@@ -329,26 +321,6 @@ class Method:
         self.predictor.remember(step.seen.memory)
         if self.statistics is not None:
             self.statistics.commit()
-
-    def weigh(self, loss: Loss) -> Loss:
-        """Return a loss, or zero while the stream shows too few different images to learn from."""
-        return loss if loss is None or self.statistics is None else loss * self.statistics.diverse()
-
-    @contextlib.contextmanager
-    def paced(self, images: int) -> Iterator[None]:
-        """Inside, a step is as long as a batch is large, so that many small batches teach what a large one does."""
-        if self.statistics is None or self.optimizer is None or images >= PACE:
-            yield
-            return
-        groups = self.optimizer.param_groups
-        lengths = [group["lr"] for group in groups]
-        try:
-            for group in groups:
-                group["lr"] = group["lr"] * images / PACE
-            yield
-        finally:
-            for group, length in zip(groups, lengths, strict=True):
-                group["lr"] = length
 
     @contextlib.contextmanager
     def undo_on_failure(self) -> Iterator[Snapshot]:
@@ -367,8 +339,9 @@ class Method:
         if step.loss is None:
             healthy = self._check(answer.probs.sum(), held)
         else:
-            with self.paced(len(images)):
-                healthy = self._update(self.weigh(step.loss), lambda: self.weigh(self.again(images, draw, step)), held)
+            with paced(self.optimizer, self.statistics, len(images)):
+                loss = weigh(step.loss, self.statistics)
+                healthy = self._update(loss, lambda: weigh(self.again(images, draw, step), self.statistics), held)
         if healthy:
             with torch.no_grad():
                 self.remember(step)  # before a commit that may restore everything, this too
@@ -425,18 +398,3 @@ class Method:
             return value
 
         return closure
-
-    def _trainable_parameters(self) -> list[nn.Parameter]:
-        parameters = self.classifier.trainable_parameters(self.updates)
-        if any(p.dtype in (torch.float16, torch.bfloat16) for p in parameters):
-            raise InvalidValueError(
-                f"the model is {parameters[0].dtype}, in which the small steps of {self.name} round to nothing; "
-                "expected float32: model.float()"
-            )
-        if self.updates == "norm" and not parameters:
-            raise InvalidValueError(
-                f"{self.name} updates the scale and shift of normalisation layers and the model has none; "
-                "expected BatchNorm, LayerNorm, GroupNorm, InstanceNorm or RMSNorm with affine parameters. "
-                "Use a method that updates other parameters: adapt(model, method='pl')"
-            )
-        return parameters

@@ -12,9 +12,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ._internal.checks import positive, share
-from .errors import InvalidValueError
-from .pooling import Verdict, with_original
+from .._internal.checks import positive, share
+from ..errors import InvalidValueError
+from ..pooling import Verdict, with_original
 from .straying import Recent, evidence
 from .suspicion import CAREFUL, COUNTS, REPORTED, judge
 

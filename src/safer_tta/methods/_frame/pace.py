@@ -1,0 +1,35 @@
+"""How far a batch is learnt from where statistics follow the stream: by its size, and by how its images differ."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import TypeVar
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ...models.statistics import StreamStatistics
+
+PACE = 64  # images that a full step is made for
+Loss = TypeVar("Loss", Tensor, Tensor | None)
+
+
+def weigh(loss: Loss, statistics: StreamStatistics | None) -> Loss:
+    """Return a loss, or zero while the stream shows too few different images to learn from."""
+    return loss if loss is None or statistics is None else loss * statistics.diverse()
+
+
+@contextlib.contextmanager
+def paced(optimizer: Optimizer | None, statistics: StreamStatistics | None, images: int) -> Iterator[None]:
+    """Inside, a step is as long as a batch is large, so that many small batches teach what a large one does."""
+    if statistics is None or optimizer is None or images >= PACE:
+        yield
+        return
+    groups = optimizer.param_groups
+    lengths = [group["lr"] for group in groups]
+    try:
+        for group in groups:
+            group["lr"] = group["lr"] * images / PACE
+        yield
+    finally:
+        for group, length in zip(groups, lengths, strict=True):
+            group["lr"] = length
