@@ -6,6 +6,7 @@ prediction = guarded(images)        # as the method itself; prediction.report.he
 
 import contextlib
 import dataclasses
+import itertools
 import logging
 import math
 import os
@@ -25,6 +26,7 @@ from .._internal.temporary import temporarily
 from ..errors import InvalidTypeError
 from ..evaluation import Evaluation, evaluate
 from ..methods import Method, Snapshot
+from ..models.window import LEAST_DIVERSE, independent
 from ..pooling import entropy
 from ..predictors import Prediction, take_images
 from .alarm import Alarm, troubles
@@ -32,12 +34,14 @@ from .anchor import Anchor
 
 log = logging.getLogger("safer_tta")
 
+ADVICE = "batch statistics mislead on such a stream, norm 'stream' allows for it"
 POLICIES = ("warn", "freeze", "reset", "rollback")
 COUNTERS = (
     "batches",
     "collapses",
     "rollbacks",
     "drifted_snapshots",
+    "concentrated",
     "periodic_resets",
     "skipped_updates",
     "non_finite_answers",
@@ -74,6 +78,8 @@ class Guard:
     Collapse is judged over the last `window` batches, and over at least `least_images` images. A stream has collapsed
     if the entropy of the mean prediction falls below `least_entropy` of ln K, or if one class takes more than
     `largest_share` of the answers. A non-finite answer to finite images is a collapse at once.
+    The guard also counts as `concentrated` each batch after which the last `least_images` answers name very few
+    classes, as when one class comes after the other. It warns once, and changes nothing.
 
     Args:
         method: What `safer_tta.adapt` returned.
@@ -305,6 +311,10 @@ class Guard:
         memory.recent.append(probs.cpu())  # the method may move to another device later
         while len(memory.recent) > self.window and self._seen() - len(memory.recent[0]) >= self.least_images:
             memory.recent.popleft()
+        if self._concentrated():
+            if not self.counters["concentrated"]:
+                log.warning("%s: the last %d answers name few classes; %s", self.method.name, self.least_images, ADVICE)
+            self.counters["concentrated"] += 1
 
     def _seen(self) -> int:
         return sum(len(probs) for probs in self.memory.recent)
@@ -341,6 +351,15 @@ class Guard:
     def _forget(self) -> None:
         self.memory.recent.clear()
         self.memory.pending.clear()
+
+    def _concentrated(self) -> bool:
+        """Whether the last answers count for few independent images, as when one class comes after the other."""
+        if self._seen() < self.least_images:
+            return False
+        batches = list(itertools.islice(reversed(self.memory.recent), self.least_images))[::-1]
+        last = torch.cat(batches)[-self.least_images :]
+        shares = torch.bincount(last.argmax(dim=1), minlength=last.shape[1]) / len(last)
+        return float(independent(shares, torch.tensor(float(len(last))))) < LEAST_DIVERSE
 
     def _collapsed(self) -> bool:
         if len(self.memory.recent) < self.window or self._seen() < self.least_images:
