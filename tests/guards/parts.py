@@ -1,13 +1,26 @@
 """Build guarded methods for the tests of guards."""
 
 import torch
+from torch import nn
 
 import safer_tta
 from safer_tta.guards import Guard
-from tests.conftest import LEARNING, adapt_small
+from tests.conftest import CLASSES, LEARNING, adapt_small
 
 # Every state is healthy one batch later, and no answers are a collapse.
 EVERY = {"window": 1, "snapshot_every": 1, "least_entropy": 0.0, "largest_share": 1.0}
+
+
+class Colours(nn.Module):
+    """Answers with the channel that is brightest; the brighter, the surer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(3, CLASSES, bias=False)
+        self.fc.weight.data = torch.eye(CLASSES, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc(100 * x.mean(dim=(2, 3)))
 
 
 def guarded(method="tent", predictor="plain", **options) -> Guard:

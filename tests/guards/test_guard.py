@@ -6,14 +6,13 @@ import itertools
 
 import pytest
 import torch
-from torch import nn
 
 import safer_tta
 from safer_tta import methods
 from safer_tta.errors import InvalidTypeError
 from safer_tta.guards import POLICIES, Alarm, Guard
 from tests.conftest import CLASSES, adapt_small, batches, overflow_gradients, same, small_net
-from tests.guards.parts import EVERY, guarded, one_class, quick, states_after
+from tests.guards.parts import EVERY, Colours, guarded, one_class, quick, states_after
 
 
 @pytest.mark.parametrize("method", methods.METHODS)
@@ -92,18 +91,6 @@ def test_collapse(policy):
     assert guard.counters["collapses"] == (1 if guard.frozen else 2)  # it cannot learn, so it cannot be sick
 
 
-class Colours(nn.Module):
-    """Answers with the channel that is brightest; the brighter, the surer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc = nn.Linear(3, CLASSES, bias=False)
-        self.fc.weight.data = torch.eye(CLASSES, 3)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.fc(100 * x.mean(dim=(2, 3)))
-
-
 @pytest.mark.parametrize(
     ("brightness", "of_one_class", "collapsed"),
     [
@@ -122,23 +109,6 @@ def test_collapse_is_detected_by_share_and_spread(brightness, of_one_class, coll
     assert guard.counters["collapses"] == 0
     guard(images)
     assert guard.counters["collapses"] == collapsed
-
-
-@pytest.mark.parametrize(("classes", "concentrated"), [(1, True), (2, True), (3, False)])
-def test_answers_of_few_classes_are_counted_and_change_nothing(classes, concentrated, caplog):
-    """Sixty-four answers in equal shares, as a fixed camera gives them; the advice comes once."""
-    guard = Guard(safer_tta.adapt(Colours(), "none", "plain", seed=0), **EVERY)
-    images = torch.zeros(16, 3, 8, 8)
-    for number in range(16):
-        images[number, number % classes] = 1.0
-    for _ in range(3):
-        guard(images)
-    assert guard.counters["concentrated"] == 0  # forty-eight answers are too few to tell
-    for _ in range(2):
-        guard(images)
-    assert guard.counters["concentrated"] == (2 if concentrated else 0)
-    assert caplog.text.count("few classes") == concentrated
-    assert guard.counters["collapses"] == 0
 
 
 def test_no_rollback_returns_into_a_collapse():

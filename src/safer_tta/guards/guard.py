@@ -26,7 +26,7 @@ from .._internal.temporary import temporarily
 from ..errors import InvalidTypeError
 from ..evaluation import Evaluation, evaluate
 from ..methods import Method, Snapshot
-from ..models.window import LEAST_DIVERSE, independent
+from ..models.window import LEAST_DIVERSE, MOST_INDEPENDENT, independent
 from ..pooling import entropy
 from ..predictors import Prediction, take_images
 from .alarm import Alarm, troubles
@@ -78,8 +78,8 @@ class Guard:
     Collapse is judged over the last `window` batches, and over at least `least_images` images. A stream has collapsed
     if the entropy of the mean prediction falls below `least_entropy` of ln K, or if one class takes more than
     `largest_share` of the answers. A non-finite answer to finite images is a collapse at once.
-    The guard also counts as `concentrated` each batch after which the last `least_images` answers name very few
-    classes, as when one class comes after the other. It warns once, and changes nothing.
+    The guard also counts as `concentrated` each batch after which the last 64 answers name very few classes, as when
+    one class comes after the other. It warns once, and changes nothing.
 
     Args:
         method: What `safer_tta.adapt` returned.
@@ -313,7 +313,7 @@ class Guard:
             memory.recent.popleft()
         if self._concentrated():
             if not self.counters["concentrated"]:
-                log.warning("%s: the last %d answers name few classes; %s", self.method.name, self.least_images, ADVICE)
+                log.warning("%s: the last answers name few classes; %s", self.method.name, ADVICE)
             self.counters["concentrated"] += 1
 
     def _seen(self) -> int:
@@ -354,12 +354,12 @@ class Guard:
 
     def _concentrated(self) -> bool:
         """Whether the last answers count for few independent images, as when one class comes after the other."""
-        if self._seen() < self.least_images:
+        if self._seen() < MOST_INDEPENDENT:  # too few to tell
             return False
-        batches = list(itertools.islice(reversed(self.memory.recent), self.least_images))[::-1]
-        last = torch.cat(batches)[-self.least_images :]
+        batches = list(itertools.islice(reversed(self.memory.recent), int(MOST_INDEPENDENT)))[::-1]
+        last = torch.cat(batches)[-int(MOST_INDEPENDENT) :]
         shares = torch.bincount(last.argmax(dim=1), minlength=last.shape[1]) / len(last)
-        return float(independent(shares, torch.tensor(float(len(last))))) < LEAST_DIVERSE
+        return float(independent(shares, torch.tensor(MOST_INDEPENDENT))) < LEAST_DIVERSE
 
     def _collapsed(self) -> bool:
         if len(self.memory.recent) < self.window or self._seen() < self.least_images:
