@@ -5,25 +5,20 @@ import torch
 
 from safer_tta import methods
 from safer_tta._internal import safetensors_io
-from tests.parity.recorded import DTYPES, FILE, PREDICTORS, answers, machine
+from tests.parity.recorded import FILE, PREDICTORS, answers
 
-TENSORS, HASHES = safetensors_io.read(FILE)
+TENSORS, _ = safetensors_io.read(FILE)
+TOLERANCES = {"jpeg": 1e-3}  # a pixel near the edge of a rounding step may fall to either side
 
 
 @pytest.mark.parametrize("predictor", PREDICTORS)
 @pytest.mark.parametrize("method", sorted({name.partition("/")[0] for name in TENSORS} & set(methods.METHODS)))
-def test_answers_and_states_are_those_recorded(method, predictor):
-    """To the last bit on a machine that computes as the one that recorded; elsewhere as closely as doubles allow."""
-    for dtype in DTYPES:
-        name = f"{method}/{predictor}/{dtype}"
-        probs, digest = answers(method, predictor, dtype)
-        if machine() == HASHES["machine"]:
-            assert torch.equal(probs, TENSORS[name])
-            assert digest == HASHES[name]
-        elif dtype == "float64":
-            torch.testing.assert_close(probs, TENSORS[name], rtol=1e-6, atol=1e-8)
+def test_answers_are_those_recorded(method, predictor):
+    probs = answers(method, predictor)
+    expected = TENSORS[f"{method}/{predictor}"]
+    torch.testing.assert_close(probs, expected, rtol=0, atol=TOLERANCES.get(predictor, 1e-6))
 
 
 def test_every_method_was_recorded():
     assert {name.partition("/")[0] for name in TENSORS} >= {"bn", "cotta", "eata", "memo", "none", "note", "pl"}
-    assert len(TENSORS) == 16 * (len(PREDICTORS) + 1) * len(DTYPES)  # and the gate of then
+    assert len(TENSORS) == 16 * len(PREDICTORS)

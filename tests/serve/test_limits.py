@@ -68,7 +68,7 @@ def test_a_service_that_exceeds_its_time_answers_without_learning(source_file, t
 
 
 def test_states_too_large_for_the_disk_are_refused(source_file, tmp_path):
-    with engine_of(source_file, tmp_path, limits=Limits(disk_bytes=200_000)) as made:
+    with engine_of(source_file, tmp_path, limits=Limits(disk_bytes=500_000)) as made:
         creations = (made.create("local", f"s{number}").result() for number in range(50))
         with pytest.raises(Refused, match="no room"):
             list(creations)

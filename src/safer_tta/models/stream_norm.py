@@ -28,6 +28,7 @@ MOST_OF_BATCH = 1 / 16  # of the stream's statistics
 POLLED = 16  # votes that are compared, at least; those of the images before complete a smaller batch
 LEFT_OUT = 0.25  # of the votes, on either side
 LARGEST_VOTE = 6e4  # that half precision holds
+FOLLOWED = ("votes", "deviations")  # the buffers that follow the stream
 LEAST_VARIANCE = 0.05  # as a share of the source's
 
 

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from ..._internal import optimizers, safetensors_io
 from ...errors import InvalidValueError
 from ...models.norm import moving_norms
+from ...models.stream_norm import FOLLOWED
 from ...predictors import Predictor
 
 Snapshot = dict[str, Tensor]
@@ -49,7 +50,7 @@ class State:
         moving = {id(b) for norm in moving_norms(self.model.modules()) for b in norm.buffers(recurse=False)}
         statistics = self.classifier.statistics
         if statistics is not None and statistics.active:
-            moving |= {id(b) for layer in statistics.following for b in (layer.votes, layer.deviations)}
+            moving |= {id(getattr(layer, name)) for layer in statistics.following for name in FOLLOWED}
             self.memories[STREAM] = statistics.window
         self.adapted = [n for n, p in self.model.named_parameters() if p.requires_grad]
         self.adapted += [n for n, b in self.model.named_buffers() if id(b) in moving]
@@ -186,10 +187,11 @@ class State:
 
 
 def learnt(before: Snapshot, after: Snapshot) -> bool:
-    """Return whether anything was learnt: the generator moves in any case, and a predictor's memory is not learnt."""
+    """Return whether anything was learnt: not the generator, what a predictor remembers or a stream's statistics."""
     if before.keys() != after.keys():
         return True
-    lessons = [name for name in before if name.partition(".")[0] not in (GENERATOR, MEMORY, STREAM)]
+    noted = (GENERATOR, MEMORY, STREAM)
+    lessons = [n for n in before if n.partition(".")[0] not in noted and n.rpartition(".")[2] not in FOLLOWED]
     return any(not torch.equal(before[name].cpu(), after[name].cpu()) for name in lessons)
 
 
