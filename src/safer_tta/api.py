@@ -108,7 +108,8 @@ def _use_norm(classifier: Classifier, norm: str | None, predictor: Predictor, me
         if predictor.norm is not None and not methods.METHODS[method].own_norms:
             classifier.use_norm(NORMS[predictor.norm])
     elif not classifier.use_norm(NORMS[norm]) and norm != "model":
-        raise InvalidValueError(f"norm is {norm!r} and the model has no batch-norm layer to replace; leave norm out")
+        kind = "batch norm with running statistics" if NORMS[norm].follows else "batch norm"
+        raise InvalidValueError(f"norm is {norm!r} and the model has no {kind} to replace; leave norm out")
 
 
 def check_names(method: str, predictor: str | Mapping[str, Any] | Predictor, norm: str | None = None) -> None:

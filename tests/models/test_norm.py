@@ -58,5 +58,15 @@ def test_a_norm_with_a_forward_of_its_own_is_not_replaced_silently():
 
     with pytest.raises(ValueError, match="forward of its own"):
         safer_tta.adapt(network(Odd(8)), "rotta", "plain")
+    with pytest.raises(ValueError, match="norm='model' keeps it"):
+        safer_tta.adapt(network(Odd(8)))
+    safer_tta.adapt(network(Odd(8)), norm="model")
     with pytest.raises(ValueError, match="track_running_stats"):
         safer_tta.adapt(network(nn.BatchNorm2d(8, track_running_stats=False)), "note", "plain")
+
+
+def test_norm_stream_needs_running_statistics_and_the_default_does_not():
+    net = network(nn.BatchNorm2d(8, track_running_stats=False))
+    with pytest.raises(ValueError, match="no batch norm with running statistics"):
+        safer_tta.adapt(net, norm="stream")
+    assert safer_tta.adapt(net, seed=0)(torch.rand(4, 3, 16, 16)).probs.shape == (4, 5)

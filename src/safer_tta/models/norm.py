@@ -62,7 +62,7 @@ def _behind(norm: nn.Module) -> list[nn.Module]:
     if type(norm) not in _PLAIN and not behind:
         raise InvalidValueError(
             f"{type(norm).__name__} is a batch norm with a forward of its own, so it cannot be replaced; expected "
-            "nn.BatchNorm1d, 2d or 3d"
+            "nn.BatchNorm1d, 2d or 3d. norm='model' keeps it"
         )
     return behind
 
