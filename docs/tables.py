@@ -364,6 +364,7 @@ TABLES: dict[str, Table | Listing | Signals | Paper | Repeated | Choices | Soak]
         {"no neighbour attacked": {"attack_rate": "0"}, "half of the batch attacked": {"attack_rate": "50"}},
         measure="accuracy_clean",
     ),
+    "norms-targets": norms(by_target(EMBEDDED[:2])),
     "norms-classes": norms(
         {
             f"{rate}, {name}": {**RATES[rate], **SIZES[name]}
