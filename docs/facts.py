@@ -59,6 +59,7 @@ class Table:
         spread: "interval" adds a 95 % confidence interval, "deviation" the standard deviation over seeds.
         complete: Whether a cell without measurements is an error; otherwise it is shown as missing.
         upright: Whether the Markdown has a line for every column, for tables with many columns.
+        measure: The field that is averaged: the accuracy on all images, or on the clean or the attacked ones.
     """
 
     file: str
@@ -70,6 +71,7 @@ class Table:
     spread: str = ""
     complete: bool = True
     upright: bool = False
+    measure: str = "accuracy"
 
     def make(self) -> tuple[dict[str, str], str]:
         """Return the table's facts and its Markdown."""
@@ -97,7 +99,7 @@ class Table:
         where = {**self.base, **self.rows[row], **self.columns[column]}
         found = select(read(self.file), where)
         targets = [str(where["target"])] if "target" in where else self.targets
-        places = {(line["seed"], line["target"]): float(line["accuracy"]) for line in found}
+        places = {(line["seed"], line["target"]): float(line[self.measure]) for line in found}
         if len(places) < len(found):
             raise ValueError(f"{self.file}.csv has more than one row of a seed and target for {row!r}, {column!r}")
         seeds = sorted({seed for seed, _ in places if all((seed, target) in places for target in targets)})

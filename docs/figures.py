@@ -33,6 +33,7 @@ def main() -> None:
     rate = {column: float(column.removesuffix(" %")) for column in columns["pacs-rates"]}
     budget = {column: float(column.partition("/")[0]) for column in columns["pacs-epsilon"]}
     draws = dict(zip(columns["pacs-eot"], (0.0, 1.0, 4.0, 8.0), strict=True))
+    size = {"batches of 64": 64.0, "batches of 16": 16.0, "batches of 4": 4.0, "single images": 1.0}
     around = ["Tent + SAFER", "Tent + SAFER-A", "Tent + SAFER-G"]
     drawn = {
         "pacs-main": bars(main_rows, heights),
@@ -46,6 +47,11 @@ def main() -> None:
         ),
         "pacs-eot": lines(
             curves(cells, "pacs-eot", draws, around), x="draws of the views per attack step; 0: transferred"
+        ),
+        "norms-clean": lines(
+            curves(cells, "norms-clean", size, list(TABLES["norms-clean"].rows)),
+            x="images in a batch",
+            logarithmic=True,
         ),
     }
     for name, drawing in drawn.items():

@@ -80,6 +80,12 @@ def art(rows: Mapping[str, Where], columns: Mapping[str, Where] = RATES, base: W
     return Table("pacs", rows, columns, base, ["art_painting"], ["0"], **more)
 
 
+def norms(columns: Mapping[str, Where], measure: str = "accuracy", **where: str) -> Table:
+    """A study of norms on two of the embedded domains."""
+    base = {**DRAWN, "order": "shuffled", **where}
+    return Table("norms", NORMS, columns, base, EMBEDDED[:2], spread="interval", measure=measure)
+
+
 def speed(columns: Mapping[str, str], section: str, keys: int = 1, **where: str) -> Listing:
     return Listing("speed", columns, {"section": section, **where}, keys, 2)
 
@@ -234,6 +240,17 @@ TUNED_AND_HELD_OUT = {
     for name, seeds in (("seeds 0 and 2", ("0", "2")), ("seed 3", ("3",)))
     for rate, where in RATES.items()
 }
+NORMS = {
+    "no adaptation": NONE,
+    "Tent, model": run("tent"),
+    "Tent, stream": run("tent", norm="stream"),
+    "Tent + SAFER-G, model": run("tent", "safer-g", norm="model"),
+    "Tent + SAFER-G, stream": run("tent", "safer-g", norm="stream"),
+}
+SIZES: dict[str, Where] = {
+    name: {"batch": str(n)}
+    for name, n in (("batches of 64", 64), ("batches of 16", 16), ("batches of 4", 4), ("single images", 1))
+}
 BATCHES = {f"batches of {n}": {"batch": str(n), "attack_rate": "0"} for n in (64, 16, 4, 1)}
 
 TABLES: dict[str, Table | Listing | Signals | Paper | Repeated | Choices | Soak] = {
@@ -339,6 +356,22 @@ TABLES: dict[str, Table | Listing | Signals | Paper | Repeated | Choices | Soak]
         ["sketch"],
         ["0"],
         complete=False,
+    ),
+    # --- statistics of normalisation layers
+    "norms-clean": norms(SIZES, attack_rate="0"),
+    "norms-attacked": norms(SIZES, attack_rate="100"),
+    "norms-neighbours": norms(
+        {"no neighbour attacked": {"attack_rate": "0"}, "half of the batch attacked": {"attack_rate": "50"}},
+        measure="accuracy_clean",
+    ),
+    "norms-targets": norms(by_target(EMBEDDED[:2])),
+    "norms-classes": norms(
+        {
+            f"{rate}, {name}": {**RATES[rate], **SIZES[name]}
+            for rate in ("clean", "all attacked")
+            for name in ("batches of 64", "batches of 4")
+        },
+        order="correlated",
     ),
     # --- long runs
     "soak": Soak(),

@@ -103,13 +103,19 @@ def build(
 
 
 def _use_norm(classifier: Classifier, norm: str | None, predictor: Predictor, method: str) -> None:
-    """Replace the batch norms as asked, or else as the predictor prefers if the method has no layers of its own."""
+    """Replace the batch norms as asked, or else as preferred."""
     if norm is None:
-        if predictor.norm is not None and not methods.METHODS[method].own_norms:
-            classifier.use_norm(NORMS[predictor.norm])
+        preferred = preferred_norm(method, predictor)
+        if preferred is not None:
+            classifier.use_norm(NORMS[preferred])
     elif not classifier.use_norm(NORMS[norm]) and norm != "model":
         kind = "batch norm with running statistics" if NORMS[norm].follows else "batch norm"
         raise InvalidValueError(f"norm is {norm!r} and the model has no {kind} to replace; leave norm out")
+
+
+def preferred_norm(method: str, predictor: Predictor) -> str | None:
+    """Return what replaces the batch norms if the user names nothing; None if the method has layers of its own."""
+    return None if methods.METHODS[method].own_norms else predictor.norm
 
 
 def check_names(method: str, predictor: str | Mapping[str, Any] | Predictor, norm: str | None = None) -> None:

@@ -126,6 +126,31 @@ def test_a_default_that_is_spelt_out_renames_nothing(spelt):
     assert experiment(**usual, **spelt).name == experiment(**usual).name
 
 
+@pytest.mark.parametrize(
+    ("settings", "used"),
+    [
+        ({"predictor": "safer-g"}, "stream"),
+        ({"predictor": "safer-g", "norm": "model"}, "model"),
+        ({"predictor": "safer-g", "method": "rotta"}, None),  # which has layers of its own
+        ({"predictor": "safer", "predictor_options": {"mixing": "gate"}}, "stream"),
+        ({"predictor": "safer"}, None),
+        ({"predictor": "plain", "norm": "medbn"}, "medbn"),
+    ],
+    ids=str,
+)
+def test_a_row_names_the_norm_that_was_used(settings, used):
+    run = experiment(**{"method": "tent", **settings})
+    assert run.fields()["norm"] == used
+
+
+def test_a_raised_version_of_a_norm_renames_the_runs_that_prefer_it(replace):
+    before = {predictor: experiment(method="tent", predictor=predictor).name for predictor in ("safer", "safer-g")}
+    replace(NORMS, "stream", dataclasses.replace(NORMS["stream"], version=NORMS["stream"].version + 1))
+    after = {predictor: experiment(method="tent", predictor=predictor).name for predictor in before}
+    assert after["safer"] == before["safer"]
+    assert after["safer-g"] != before["safer-g"]
+
+
 @pytest.mark.parametrize("name", PLANS)
 def test_a_run_is_made_again_from_its_description(name, tmp_path):
     """So a task that travelled as a file has the name under which it was planned."""

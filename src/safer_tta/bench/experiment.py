@@ -14,7 +14,7 @@ from typing import Any, Self
 from .. import extensions, methods, predictors
 from .._internal.defaults import METHOD, PREDICTOR
 from .._internal.signatures import changed_fields
-from ..api import build
+from ..api import build, preferred_norm
 from ..attacks import ATTACKS
 from ..data import StreamSpec
 from ..data.store import digest
@@ -55,7 +55,7 @@ class Experiment:
     source: Definition  # the definition of the source model
     method: str = METHOD  # a key of `safer_tta.methods.METHODS`
     predictor: str = PREDICTOR  # a key of `safer_tta.predictors.PREDICTORS`
-    norm: str | None = None  # what replaces the batch-norm layers, if anything
+    norm: str | None = None  # what replaces the batch-norm layers; None for what the predictor prefers
     options: Mapping[str, Any] = field(default_factory=dict)  # the method's own options
     predictor_options: Mapping[str, Any] = field(default_factory=dict)  # the predictor's own options
     stream: StreamSpec = field(default_factory=StreamSpec)  # how images arrive. Its seed decides all draws of the run
@@ -71,6 +71,11 @@ class Experiment:
     @property
     def targets(self) -> list[str]:
         return self.target.split("+")
+
+    @property
+    def used_norm(self) -> str | None:
+        """What replaces the batch-norm layers: what is asked for, or else what the predictor prefers."""
+        return self.norm or self._parts()["norm"]
 
     @functools.cached_property
     def name(self) -> str:
@@ -153,7 +158,7 @@ class Experiment:
             "target": self.target,
             "source": kind_of(self.source),
             "method": self.method,
-            "norm": self.norm,
+            "norm": self.used_norm,
             "options": settings["options"],
             "predictor": self.predictor,
             "predictor_options": settings["predictor_options"],
@@ -166,18 +171,22 @@ class Experiment:
 
     def _settings(self) -> dict[str, dict[str, Any]]:
         """Return the options that differ from defaults, and the versions that have been raised."""
-        parts = (self.method, self.options, self.predictor, self.predictor_options)
-        found = json.loads(_settings(json.dumps(parts)))
+        parts = self._parts()
+        found = {name: parts[name] for name in ("options", "predictor_options", "versions")}
         if self.attack is not None and ATTACKS[self.attack.name].version != 1:
             found["versions"]["attack"] = ATTACKS[self.attack.name].version
-        if self.norm is not None and NORMS.find(self.norm).version != 1:
-            found["versions"]["norm"] = NORMS[self.norm].version
-        return found  # type: ignore[no-any-return]
+        if self.used_norm is not None and NORMS.find(self.used_norm).version != 1:
+            found["versions"]["norm"] = NORMS[self.used_norm].version
+        return found
+
+    def _parts(self) -> dict[str, Any]:
+        parts = (self.method, self.options, self.predictor, self.predictor_options)
+        return json.loads(_settings(json.dumps(parts)))  # type: ignore[no-any-return]
 
 
 @functools.lru_cache(maxsize=4096)
 def _settings(parts: str) -> str:
-    """Build the method on a small network and ask for its settings."""
+    """Build the method on a small network and ask for its settings, and for the norm that it prefers."""
     method, options, predictor, predictor_options = json.loads(parts)
     asked = predictors.create(predictor, _small_network(), seed=0, **predictor_options)
     made = methods.create(method, asked, **options)
@@ -185,7 +194,8 @@ def _settings(parts: str) -> str:
     changed = {key: value for key, value in asked.settings.items() if value != usual.get(key)}
     versions = {"method": made.version, "predictor": asked.version, **asked.versions}
     raised = {part: version for part, version in versions.items() if version != 1}
-    return json.dumps({"options": made.settings, "predictor_options": changed, "versions": raised})
+    norm = preferred_norm(method, asked)
+    return json.dumps({"options": made.settings, "predictor_options": changed, "versions": raised, "norm": norm})
 
 
 def _small_network() -> Classifier:
