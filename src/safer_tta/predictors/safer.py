@@ -152,7 +152,7 @@ class Safer(Predictor):
             self._warned = True
             warnings.warn(
                 "a batch of one image: the agreement of views over a batch is undefined, so "
-                f"{self.pool} gives every view the same weight. Use larger batches",
+                f"{self.pool} gives every view the same weight. Larger batches let it compare them",
                 stacklevel=2,
             )
 
