@@ -109,7 +109,7 @@ def _use_norm(classifier: Classifier, norm: str | None, predictor: Predictor, me
         if preferred is not None:
             classifier.use_norm(NORMS[preferred])
     elif not classifier.use_norm(NORMS[norm]) and norm != "model":
-        kind = "batch norm with running statistics" if NORMS[norm].follows else "batch norm"
+        kind = "batch norm with running statistics" if NORMS[norm].follows else "batch-norm layer"
         raise InvalidValueError(f"norm is {norm!r} and the model has no {kind} to replace; leave norm out")
 
 
