@@ -9,7 +9,16 @@ from safer_tta.models.norm import NORMS
 from tests.conftest import CLASSES, LEARNING, batches, classifier, identical, learnt
 from tests.contract.parts import BAD_BATCHES
 
-NEEDS_BATCH_NORM = {"bn": "medbn"}  # refuses a model whose norms this one has replaced
+REFUSED = {("medbn", "bn")}  # it refuses a model whose batch norms are replaced
+OWN = [name for name in methods.METHODS if methods.METHODS[name].own_norms]
+OTHERS = [name for name in methods.METHODS if name not in OWN]
+FOLLOWING = [name for name in NORMS if NORMS[name].follows]
+PAIRS = [
+    (norm, method)
+    for norm in NORMS
+    for method in (OTHERS if norm in FOLLOWING else methods.METHODS)
+    if (norm, method) not in REFUSED
+]
 
 
 def make(norm: str, method: str, predictor: str) -> methods.Method:
@@ -19,16 +28,11 @@ def make(norm: str, method: str, predictor: str) -> methods.Method:
 
 @pytest.fixture
 def adapted(norm: str, method: str, predictor: str) -> methods.Method:
-    if NEEDS_BATCH_NORM.get(method) == norm:
-        pytest.skip(f"{method} refuses {norm}")
-    if methods.METHODS[method].own_norms and NORMS[norm].follows:
-        pytest.skip("tested below: it is refused")
     return make(norm, method, predictor)
 
 
 @pytest.mark.parametrize("predictor", predictors.PREDICTORS)
-@pytest.mark.parametrize("method", methods.METHODS)
-@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize(("norm", "method"), PAIRS)
 class TestNorm:
     def test_answers_and_repeats_itself(self, norm, method, predictor, adapted):
         start = adapted.state_dict()
@@ -62,23 +66,24 @@ class TestNorm:
         assert identical(back.state_dict(), adapted.state_dict())
 
 
-FOLLOWING = [name for name in NORMS if NORMS[name].follows]
+@pytest.mark.parametrize(("norm", "method"), sorted(REFUSED))
+def test_a_norm_that_a_method_cannot_use_is_refused(norm, method):
+    with pytest.raises(InvalidValueError):
+        make(norm, method, "plain")
 
 
 @pytest.mark.parametrize("norm", FOLLOWING)
-@pytest.mark.parametrize("method", methods.METHODS)
-class TestFollowing:
-    def test_layers_of_its_own_are_not_mixed_with_it(self, norm, method):
-        if methods.METHODS[method].own_norms:
-            with pytest.raises(InvalidValueError, match=r"brings batch norms of its own.*leave norm out"):
-                make(norm, method, "plain")
-        else:
-            make(norm, method, "plain")
+@pytest.mark.parametrize("method", OWN)
+def test_layers_of_its_own_are_not_mixed_with_it(norm, method):
+    with pytest.raises(InvalidValueError, match=r"brings batch norms of its own.*leave norm out"):
+        make(norm, method, "plain")
 
+
+@pytest.mark.parametrize("norm", FOLLOWING)
+@pytest.mark.parametrize("method", OTHERS)
+class TestFollowing:
     @pytest.mark.filterwarnings("ignore:a batch of one image")
     def test_single_images_are_answered_and_noted(self, norm, method):
-        if methods.METHODS[method].own_norms:
-            pytest.skip("it has layers of its own")
         adapted = make(norm, method, "safer")
         for image in batches(4, size=1):
             assert torch.isfinite(adapted(image).probs).all()
@@ -87,8 +92,6 @@ class TestFollowing:
         assert statistics.window.images.item() == (since_restored if statistics.active else 0)
 
     def test_an_exported_model_answers_single_images_as_in_a_batch(self, norm, method, images):
-        if methods.METHODS[method].own_norms:
-            pytest.skip("it has layers of its own")
         adapted = make(norm, method, "plain")
         learnt(adapted, batches(3))
         model = adapted.export()
