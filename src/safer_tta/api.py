@@ -104,6 +104,7 @@ def build(
 
 def _use_norm(classifier: Classifier, norm: str | None, predictor: Predictor, method: str) -> None:
     """Replace the batch norms as asked, or else as preferred."""
+    classifier.stop_following()  # of an earlier method
     if norm is None:
         preferred = preferred_norm(method, predictor)
         if preferred is not None:

@@ -5,6 +5,7 @@ import torch
 
 import safer_tta
 from safer_tta.guards import Guard
+from tests.conftest import small_net
 from tests.guards.parts import EVERY, Colours
 
 
@@ -23,3 +24,14 @@ def test_answers_of_few_classes_are_counted_and_change_nothing(classes, concentr
     assert guard.counters["concentrated"] == (2 if concentrated else 0)
     assert caplog.text.count("few classes") == concentrated
     assert guard.counters["collapses"] == 0
+
+
+@pytest.mark.parametrize(("norm", "advised"), [("model", 1), ("stream", 0)])
+def test_every_batch_counts_and_the_advice_fits(norm, advised, caplog):
+    """Collapses, which make the guard forget what it has seen, do not stop the count."""
+    guard = Guard(safer_tta.adapt(small_net(), "tent", "plain", norm=norm, seed=0), policy="warn", least_images=8)
+    for _ in range(20):
+        guard(torch.zeros(8, 3, 16, 16))
+    assert guard.counters["collapses"]
+    assert guard.counters["concentrated"] == 13  # from the eighth batch on there are sixty-four answers
+    assert caplog.text.count("norm 'stream'") == advised

@@ -6,7 +6,6 @@ prediction = guarded(images)        # as the method itself; prediction.report.he
 
 import contextlib
 import dataclasses
-import itertools
 import logging
 import math
 import os
@@ -26,6 +25,7 @@ from .._internal.temporary import temporarily
 from ..errors import InvalidTypeError
 from ..evaluation import Evaluation, evaluate
 from ..methods import Method, Snapshot
+from ..models.norm import use_batch
 from ..models.window import LEAST_DIVERSE, MOST_INDEPENDENT, independent
 from ..pooling import entropy
 from ..predictors import Prediction, take_images
@@ -34,7 +34,7 @@ from .anchor import Anchor
 
 log = logging.getLogger("safer_tta")
 
-ADVICE = "batch statistics mislead on such a stream, norm 'stream' allows for it"
+ADVICE = "; statistics of the batch mislead on such a stream, norm 'stream' allows for it"
 POLICIES = ("warn", "freeze", "reset", "rollback")
 COUNTERS = (
     "batches",
@@ -62,6 +62,7 @@ class Memory:
     judged: int = 0  # batches with an answer that can be judged
     recent: deque[Tensor] = field(default_factory=deque)  # probabilities
     healthy: list[tuple[int, Snapshot]] = field(default_factory=list)
+    last: deque[int] = field(default_factory=lambda: deque(maxlen=int(MOST_INDEPENDENT)))  # classes that were answered
     # A state counts as healthy a whole window after it was taken; until then it may belong to an unseen collapse.
     pending: deque[tuple[int, Snapshot]] = field(default_factory=deque)
 
@@ -311,9 +312,11 @@ class Guard:
         memory.recent.append(probs.cpu())  # the method may move to another device later
         while len(memory.recent) > self.window and self._seen() - len(memory.recent[0]) >= self.least_images:
             memory.recent.popleft()
-        if self._concentrated():
+        memory.last.extend(probs.argmax(dim=1).tolist())
+        if self._concentrated(probs.shape[1]):
             if not self.counters["concentrated"]:
-                log.warning("%s: the last answers name few classes; %s", self.method.name, ADVICE)
+                advice = ADVICE if use_batch(self.method.classifier.norms()) else ""
+                log.warning("%s: the last answers name few classes%s", self.method.name, advice)
             self.counters["concentrated"] += 1
 
     def _seen(self) -> int:
@@ -352,13 +355,12 @@ class Guard:
         self.memory.recent.clear()
         self.memory.pending.clear()
 
-    def _concentrated(self) -> bool:
+    def _concentrated(self, classes: int) -> bool:
         """Whether the last answers count for few independent images, as when one class comes after the other."""
-        if self._seen() < MOST_INDEPENDENT:  # too few to tell
+        last = self.memory.last
+        if len(last) < MOST_INDEPENDENT:  # too few to tell
             return False
-        batches = list(itertools.islice(reversed(self.memory.recent), int(MOST_INDEPENDENT)))[::-1]
-        last = torch.cat(batches)[-int(MOST_INDEPENDENT) :]
-        shares = torch.bincount(last.argmax(dim=1), minlength=last.shape[1]) / len(last)
+        shares = torch.bincount(torch.tensor(last), minlength=classes) / len(last)
         return float(independent(shares, torch.tensor(MOST_INDEPENDENT))) < LEAST_DIVERSE
 
     def _collapsed(self) -> bool:

@@ -158,10 +158,12 @@ class Classifier(nn.Module):
                 "images, or use SAFER or the method 'none'"
             ) from error
         finally:
+            if self.statistics is not None:
+                self.statistics.window.views = 1  # as for whoever calls the model itself
             for module, name in self._caches:  # what was computed of weights, which may learn now
                 getattr(module, name).clear()
         if self.statistics is not None:
-            self.statistics.collect(logits)
+            self.statistics.collect(logits, views)
         return features, logits
 
     def _run_split(self, images: Tensor) -> tuple[Tensor, Tensor]:
@@ -301,15 +303,24 @@ class Classifier(nn.Module):
 
     def use_norm(self, norm: norms_of.Norm) -> bool:
         """Replace the normalisation layers by those of an entry of `NORMS`; return whether any was replaced."""
+        self.stop_following()
         before = self.norms()
         if norm.follows:
             self.statistics = StreamStatistics(self.num_classes).to(self.device)
             window = self.statistics.window
             self.replace_norms(lambda layer: norm.function(layer, window))
             self.statistics.layers = tuple(layer for layer in self.norms() if isinstance(layer, StreamNorm))
+            if not self.statistics.layers:
+                self.statistics = None
         else:
             self.replace_norms(norm.function)
         return self.norms() != before
+
+    def stop_following(self) -> None:
+        """Put ordinary batch norms, with the statistics of now, in the place of those that follow a stream."""
+        if self.statistics is not None:
+            self.replace_norms(lambda layer: layer.folded() if isinstance(layer, StreamNorm) else layer)
+            self.statistics = None
 
     def looking(self) -> contextlib.AbstractContextManager[None]:
         """Inside, passes through the model are a look at one batch."""

@@ -149,7 +149,7 @@ def use_batch_statistics(norms: Iterable[nn.Module]) -> None:
     """Drop the running statistics, so that batch norms use the batch in train and in eval mode."""
     for norm in norms:
         if isinstance(norm, StreamNorm):
-            norm.train()
+            norm.follows = True
         elif isinstance(norm, _BatchNorm):
             if norm.running_mean is not None:
                 vars(norm)[SOURCE] = _Source(norm)
@@ -160,7 +160,9 @@ def use_batch_statistics(norms: Iterable[nn.Module]) -> None:
 def use_train_mode(norms: Iterable[nn.Module]) -> None:
     """Normalise with the batch and keep updating the running statistics; drop-out stays off."""
     for norm in norms:
-        if isinstance(norm, BATCH_NORMS):
+        if isinstance(norm, StreamNorm):
+            norm.follows = True
+        elif isinstance(norm, _BatchNorm):
             norm.train()
 
 
@@ -174,7 +176,7 @@ def describe_statistics(norm: nn.Module) -> str:
     if isinstance(norm, MedBN):
         return "medians of the batch"
     if isinstance(norm, StreamNorm):
-        return "statistics of source, stream and batch" if norm.training else "statistics of source and stream"
+        return "statistics of source, stream and batch" if norm.follows else "statistics of source and stream"
     if not isinstance(norm, _BatchNorm):
         return "statistics of each image"
     if norm.running_mean is None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from .stream_norm import StreamNorm
 from .window import LEAST_DIVERSE, Window, independent
 
-Pass = tuple[Tensor, list[tuple[Tensor, Tensor]]]  # answers of a pass through the model, and what its layers noted
+Pass = tuple[Tensor, dict[StreamNorm, tuple[Tensor, Tensor]]]  # answers of a pass, and what the layers in it noted
 
 
 class StreamStatistics(nn.Module):
@@ -33,10 +33,16 @@ class StreamStatistics(nn.Module):
         self._passes: list[Pass] | None = None  # of the look that is under way
         self._ballot: list[Pass] | None = None  # of the batch that is being learnt from
 
+    def start(self, *, learning: bool) -> None:
+        """Begin with a method, which then says which layers follow the stream."""
+        self.learning = learning
+        for layer in self.layers:
+            layer.follows = False
+
     @property
     def following(self) -> list[StreamNorm]:
         """The layers that a method has told to follow the stream."""
-        return [layer for layer in self.layers if layer.training]
+        return [layer for layer in self.layers if layer.follows]
 
     @property
     def active(self) -> bool:
@@ -61,14 +67,14 @@ class StreamStatistics(nn.Module):
             self._passes = None
 
     @torch.no_grad()
-    def collect(self, logits: Tensor) -> None:
-        """Take the votes of the pass that has just ended."""
-        noted = [layer.noted for layer in self.layers if layer.noted is not None]
+    def collect(self, logits: Tensor, views: int) -> None:
+        """Take the votes of the pass that has just ended. Some layers may not be part of it, as in auxiliary heads."""
+        noted = {layer: layer.noted for layer in self.layers if layer.noted is not None}
         for layer in self.layers:
             layer.noted = None
         if self._passes is not None:
             answers = F.one_hot(logits.argmax(dim=1), logits.shape[1]).float()
-            answers = torch.unflatten(answers, 0, (self.window.views, -1))
+            answers = torch.unflatten(answers, 0, (views, -1))
             self._passes.append((answers[1:].mean(dim=0) if len(answers) > 1 else answers[0], noted))
 
     @torch.no_grad()
@@ -86,14 +92,16 @@ class StreamStatistics(nn.Module):
         if not ballot:
             return
         answers = torch.cat([answers for answers, _ in ballot])
-        for layer, passes in zip(self.following, zip(*(noted for _, noted in ballot), strict=True), strict=False):
-            layer.remember(passes, len(answers))
+        for layer in self.following:
+            passes = [noted[layer] for _, noted in ballot if layer in noted]
+            if passes:
+                layer.remember(passes, len(answers))
         self.window.add(answers)
 
     def copy_(self, other: StreamStatistics) -> None:
         """Take over what another copy of the model has noted."""
         for mine, theirs in zip(self.layers, other.layers, strict=True):
-            if not mine.training:
+            if not mine.follows:
                 continue
             mine.votes.copy_(theirs.votes)
             mine.deviations.copy_(theirs.deviations)

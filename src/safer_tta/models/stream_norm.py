@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from ..errors import InvalidValueError
 from .window import Window
 
 MOST_OF_BATCH = 1 / 16  # of the stream's statistics
@@ -33,7 +34,14 @@ LEAST_VARIANCE = 0.05  # as a share of the source's
 
 
 class StreamNorm(nn.Module):
-    """A batch norm with statistics of source, stream and batch; in eval mode of source and stream only."""
+    """A batch norm with statistics of source, stream and batch.
+
+    Attributes:
+        follows: Whether the batch at hand counts, and the memory moves; a method decides that. Without it, and whatever
+            the mode, statistics are those of source and stream.
+        exact: Whether gradients are those of what is computed, as an attacker wants them.
+        noted: What the last pass noted for the memory.
+    """
 
     running_mean: Tensor
     running_var: Tensor
@@ -53,16 +61,21 @@ class StreamNorm(nn.Module):
         self.behind = nn.Sequential(*behind)
         # In tuples, so that they are no submodules: the window is a part of the classifier, the norm is replaced.
         self._window, self._norm = (window,), (norm,)
-        self.exact = False  # whether gradients are those of what is computed, as an attacker wants them
+        self.follows = self.exact = False
         self.noted: tuple[Tensor, Tensor] | None = None
         self.eval()
 
     def forward(self, x: Tensor) -> Tensor:
-        if not self.training:
+        if not self.follows:
             mean, variance = self.statistics(self._window[0].trust() * self.deviations)
             out = F.batch_norm(x, mean, variance, self.weight, self.bias, False, 0.0, self.eps)
             return self.behind(out)  # type: ignore[no-any-return]
         window = self._window[0]
+        if len(x) % window.views:
+            raise InvalidValueError(
+                f"a batch norm got {len(x)} inputs, which is no multiple of the {window.views} views of each image; "
+                "expected a model that passes all views together, or norm='model'"
+            )
         moments = _moments(x if self.exact else x.detach())
         votes = self.vote(*(torch.unflatten(moment, 0, (window.views, -1)) for moment in moments))
         counted = self.count(votes)

@@ -89,10 +89,10 @@ class Method:
         self._share_nothing()
         self.classifier.eval().requires_grad_(False)
         self.state = State(predictor)
-        self.prepare()
         self.statistics = self.classifier.statistics
         if self.statistics is not None:
-            self.statistics.learning = self.updates != "none"
+            self.statistics.start(learning=self.updates != "none")
+        self.prepare()
         parameters = trainable_parameters(self.classifier, self.updates, self.name)
         for parameter in parameters:
             parameter.requires_grad_(True)
