@@ -1,8 +1,8 @@
 """A batch norm whose statistics follow a stream: robust, tied to the source, and alike for every batch size.
 
 Every image votes: one vote an image, however many views and pixels it has. A vote is the mean and the mean square of
-every channel, on the scale of the source; the middle half of a batch's votes counts. The statistics of the stream are
-those of its last 256 images, of which the batch at hand is a sixteenth at most, so that no image can do much to
+every channel, on the scale of the source; the middle half of a batch's votes counts. The statistics of the stream
+fade over about 256 images, and the batch at hand is a sixteenth of them at most, so that no image can do much to
 another. They are combined with the source's as two samples would be:
 
     λ = n / (n + n₀)        statistics = λ · stream + (1 - λ) · source
