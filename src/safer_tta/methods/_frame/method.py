@@ -27,7 +27,7 @@ from .cost import Cost
 from .cuda_graphs import Accelerator
 from .exporting import export
 from .options import declared, signature
-from .pace import paced
+from .pace import diverse, paced
 from .parameters import trainable_parameters
 from .state import Snapshot, State
 from .step import Step
@@ -165,11 +165,9 @@ class Method:
 
     def learn(self, loss: Callable[[], Tensor | None]) -> None:
         """Make one more update, from within `commit`; `loss` is called once for every gradient that it asks for."""
-        if not self._diverse():
-            return
         held = self.state.hold()
         with torch.enable_grad():
-            value = loss()
+            value = loss() if diverse(self.statistics) else None
             if value is not None:
                 self._update(value, loss, held)
 
@@ -338,7 +336,7 @@ class Method:
     def _step(self, images: Tensor, draw: Draw, held: Snapshot) -> Prediction:
         step = self.look(images, draw)
         answer = step.prediction.detach()
-        if step.loss is None or not self._diverse():
+        if step.loss is None or not diverse(self.statistics):
             healthy = self._check(answer.probs.sum(), held)
         else:
             with paced(self.optimizer, self.statistics, len(images)):
@@ -351,10 +349,6 @@ class Method:
                 except NotFiniteError:  # of a second update: it is left out, and what was learnt before it stays
                     self._refused["gradients"] += 1
         return answer
-
-    def _diverse(self) -> bool:
-        """Return whether the stream shows enough different images to learn from, as far as that is watched."""
-        return self.statistics is None or bool(self.statistics.diverse())
 
     def _update(self, loss: Tensor, again: Callable[[], Tensor | None], held: Snapshot) -> bool:
         """Learn from a loss; return False, with everything as it was held, if something is not finite."""

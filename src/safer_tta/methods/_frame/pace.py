@@ -1,4 +1,4 @@
-"""How long a step is where statistics follow the stream: as long as a batch is large."""
+"""Where statistics follow the stream: whether a batch is learnt from, and by how long a step."""
 
 import contextlib
 from collections.abc import Iterator
@@ -8,6 +8,11 @@ from torch.optim import Optimizer
 from ...models.statistics import StreamStatistics
 
 PACE = 64  # images that a full step is made for
+
+
+def diverse(statistics: StreamStatistics | None) -> bool:
+    """Return whether the stream shows enough different images to learn from, as far as that is watched."""
+    return statistics is None or bool(statistics.diverse())
 
 
 @contextlib.contextmanager
