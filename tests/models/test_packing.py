@@ -286,6 +286,9 @@ def test_a_file_that_has_changed_since_is_noticed(tmp_path, forget, caplog):
 
 
 SETTING, NAME = "may load code or other weights", "is invalid; expected a name"
+KIND = "which builds a model that its file does not describe"
+GEMMA = {"model_type": "gemma3_text", "hidden_size": 16, "num_hidden_layers": 1, "vocab_size": 32}
+WRAPPED = {"model_type": "timm_wrapper", "architecture": "hf-hub:someone/model"}
 REACHING = [  # cards that would fetch, unpickle or import something
     ("timm:resnet10t", {"pretrained": True}, SETTING),
     ("timm:resnet10t", {"checkpoint_path": "x.pth"}, SETTING),
@@ -297,9 +300,21 @@ REACHING = [  # cards that would fetch, unpickle or import something
     ("hf:X", {"config": {"model_type": "vit", "auto_map": {"AutoModel": "x--y.Z"}}}, SETTING),
     ("hf:X", {"config": {"model_type": "vit", "attn_implementation": "someone/kernel"}}, SETTING),
     ("hf:X", {"config": {"model_type": "vit", "quantization_config": {"quant_method": "awq"}}}, SETTING),
-    ("hf:X", {"config": {"model_type": "timm_wrapper", "architecture": "hf-hub:someone/model"}}, NAME),
-    ("hf:X", {"config": {"model_type": "timm_wrapper", "model_args": {"checkpoint_path": "x"}}}, SETTING),
-    ("hf:X", {"config": {"model_type": "no_such_model"}}, "cannot be built"),
+    ("hf:X", {"config": WRAPPED}, KIND),
+    ("hf:X", {"config": {"model_type": "timm_wrapper", "architecture": "hf_hub:model"}}, KIND),
+    ("hf:X", {"config": {"model_type": "timm_wrapper", "attribute_map": {"a": "architecture"}, "a": "hf-hub:m"}}, KIND),
+    ("hf:X", {"config": {"model_type": "shieldgemma2", "text_config": GEMMA, "vision_config": WRAPPED}}, KIND),
+    ("hf:X", {"config": {"model_type": "clip", "vision_config": WRAPPED}}, KIND),
+    ("hf:X", {"config": {"model_type": "vit", "architecture": "hf-hub:someone/model"}}, SETTING),
+    ("hf:X", {"config": {"model_type": "vit", "attribute_map": {"a": "_attn_implementation"}, "a": "o/k"}}, SETTING),
+    ("hf:X", {"config": {"model_type": "clip", "text_config": {"attribute_map": {"a": "b"}}}}, SETTING),
+    ("hf:X", {"config": {"model_type": "vit", "label2id": {"cat": {"attribute_map": {"a": "b"}}}}}, SETTING),
+    ("hf:X", {"config": {"model_type": "vit", "_attn_implementation_internal": "someone/kernel"}}, SETTING),
+    ("hf:X", {"config": {"model_type": "vit", "_name_or_path": "/"}}, SETTING),
+    ("hf:X", {"config": {"model_type": "vit", "name_or_path": "/"}}, SETTING),
+    ("hf:X", {"config": {"model_type": "vit", "__dict__": {"image_size": 32}}}, SETTING),
+    ("hf:X", {"config": {"model_type": "no_such_model"}}, "model_type 'no_such_model' is unknown"),
+    ("hf:X", {"config": {"model_type": "depth_anything"}}, "model_type 'depth_anything' is unknown"),
     ("hf:X", {}, "cannot be built"),
 ]
 
@@ -310,9 +325,31 @@ def test_a_card_that_reaches_beyond_its_file_is_refused(architecture, arguments,
         raise AssertionError("something was fetched")
 
     monkeypatch.setattr("socket.getaddrinfo", reach)
+    monkeypatch.setattr("socket.socket.connect", reach)
     monkeypatch.setattr("torch.load", reach)
     with pytest.raises(InvalidValueError, match=says):
         load_classifier(rewritten(packed[0], tmp_path, architecture=architecture, arguments=arguments))
+
+
+def test_what_says_where_a_folder_was_is_not_packed(tmp_path):
+    """Names of classes may be any words, also those of settings that are refused."""
+    had = HAD["hugging_face"](tmp_path)
+    file = tmp_path / "vit" / "config.json"
+    config = json.loads(file.read_text())
+    names = dict(enumerate(["cat", "weights", "_dog", "architecture"]))
+    config |= {"_name_or_path": "someone/model", "name_or_path": "someone/model", "_commit_hash": "1f"}
+    config |= {"id2label": names, "label2id": {name: number for number, name in names.items()}}
+    file.write_text(json.dumps(config))
+    card = pack(tmp_path / "vit", tmp_path / "a")
+    assert not {"_name_or_path", "name_or_path", "_commit_hash"} & set(card.arguments["config"])
+    assert card.classes == tuple(names.values())
+    with torch.no_grad():
+        loaded = load_classifier(tmp_path / "a")
+        assert torch.equal(loaded(IMAGES)[1], Classifier(had.model, mean=[0.4] * 3, std=[0.5] * 3)(IMAGES)[1])
+    nested = {"model_type": "clip", "text_config": {"_name_or_path": "x", "hidden_size": 8}, "label2id": {"_a": 1}}
+    shaped = {"model_type": "clip", "text_config": {"hidden_size": 8}, "label2id": {"_a": 1}}
+    assert building.shaping(nested) == shaped
+    building.build("timm:swinv2_tiny_window8_256", {"pretrained_window_sizes": [8, 8, 8, 8], "img_size": 64})
 
 
 # --- other kinds of files -------------------------------------------------------------------------------------------
