@@ -128,7 +128,7 @@ CARDS = st.builds(
         st.text(), st.none() | st.booleans() | st.integers() | st.text() | st.lists(st.floats(0, 1))
     ),
     classes=st.lists(st.text(), min_size=1, unique=True).map(tuple),
-    side=st.integers(1, 9999),
+    side=st.integers(1, 4096),
     head=st.none() | st.text(),
     output=st.none() | st.text() | st.integers(),
     mean=st.none() | st.tuples(*[st.floats(-2, 2)] * 3),
@@ -238,7 +238,14 @@ def test_damage_is_noticed(packed, data, tmp_path_factory):
 
 
 def test_a_description_that_this_version_does_not_know_is_refused(packed, tmp_path):
-    unknown = ({"flavour": 1}, {"classes": 3}, {"side": "wide"}, {"resize": 4}, {"arguments": {"depth": 2}})
+    unknown = (
+        {"flavour": 1},
+        {"classes": 3},
+        {"side": "wide"},
+        {"side": 4097},
+        {"resize": 4},
+        {"arguments": {"depth": 2}},
+    )
     for changes in (*unknown, {"head": 3}, {"head": "fc+body"}, {"output": ["scores"]}):
         with pytest.raises(InvalidValueError, match=r"crafted\.safetensors"):
             load_classifier(rewritten(packed[0], tmp_path, **changes))

@@ -14,6 +14,7 @@ from ..errors import InvalidTypeError, InvalidValueError
 
 FORMAT = "safer-tta.model"
 SIDE = 224  # pixels, of models that do not say
+LARGEST_SIDE = 4096  # of the images that a file can ask for
 FilePath = str | os.PathLike[str]
 
 
@@ -34,6 +35,8 @@ class Card:
 
     def __post_init__(self) -> None:
         checks.count(side=self.side)
+        if self.side > LARGEST_SIDE:
+            raise InvalidValueError(f"side is {self.side}; expected at most {LARGEST_SIDE} pixels")
         Resize.parse(self.resize)
         if not isinstance(self.head, str | None):
             raise InvalidTypeError(f"head is {self.head!r}; expected the name of a layer")
