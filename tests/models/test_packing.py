@@ -18,28 +18,9 @@ from safer_tta.models.card import Card, read_card
 from safer_tta.models.norm import MedBN
 from safer_tta.models.recognising import resolve
 from tests.conftest import identical
-from tests.models.parts import CLASSES, HAD, OWN, SIDE, spread
+from tests.models.parts import CLASSES, HAD, OWN, SIDE, rewritten, spread
 
 IMAGES = torch.rand(3, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(1))
-
-
-@pytest.fixture(scope="module")
-def packed(tmp_path_factory):
-    """A small model of the zoo in a file, and the classifier that was saved."""
-    path = tmp_path_factory.mktemp("packed") / "small.safetensors"
-    saved = Classifier(spread(zoo.create("small", num_classes=4)), mean=(0.5, 0.4, 0.3), std=0.25).eval()
-    saved.save(path, architecture="small", arguments={"num_classes": 4}, classes=CLASSES, side=SIDE, resize="crop 0.9")
-    return path, saved
-
-
-def rewritten(path, tmp_path, **changes):
-    """The file with another description, as somebody else could write it."""
-    tensors, metadata = safetensors_io.read(path)
-    inner = json.loads(metadata["packed"])
-    inner |= {name: value for name, value in changes.items() if name != "architecture"}
-    metadata |= {"packed": json.dumps(inner)} | {n: v for n, v in changes.items() if n == "architecture"}
-    safetensors_io.write(tmp_path / "crafted.safetensors", tensors, metadata)
-    return tmp_path / "crafted.safetensors"
 
 
 @pytest.mark.parametrize("kind", HAD)
@@ -290,73 +271,6 @@ def test_a_file_that_has_changed_since_is_noticed(tmp_path, forget, caplog):
     had.code.write_text(OWN + "\n# another comment\n")
     load_classifier(tmp_path / "a", code=had.code)
     assert "my_models.py is not the file that it was when" in caplog.text
-
-
-SETTING, NAME = "may load code or other weights", "is invalid; expected a name"
-KIND = "which builds a model that its file does not describe"
-GEMMA = {"model_type": "gemma3_text", "hidden_size": 16, "num_hidden_layers": 1, "vocab_size": 32}
-WRAPPED = {"model_type": "timm_wrapper", "architecture": "hf-hub:someone/model"}
-REACHING = [  # cards that would fetch, unpickle or import something
-    ("timm:resnet10t", {"pretrained": True}, SETTING),
-    ("timm:resnet10t", {"checkpoint_path": "x.pth"}, SETTING),
-    ("timm:resnet10t", {"pretrained_cfg_overlay": {"file": "x.pth"}}, SETTING),
-    ("timm:hf-hub:someone/model", {}, NAME),
-    ("timm:local-dir:/tmp/x", {}, NAME),
-    ("torchvision:resnet18", {"weights": "DEFAULT"}, SETTING),
-    ("torchvision:fasterrcnn_resnet50_fpn", {}, "'fasterrcnn_resnet50_fpn' is unknown"),
-    ("hf:X", {"config": {"model_type": "vit", "auto_map": {"AutoModel": "x--y.Z"}}}, SETTING),
-    ("hf:X", {"config": {"model_type": "vit", "attn_implementation": "someone/kernel"}}, SETTING),
-    ("hf:X", {"config": {"model_type": "vit", "quantization_config": {"quant_method": "awq"}}}, SETTING),
-    ("hf:X", {"config": WRAPPED}, KIND),
-    ("hf:X", {"config": {"model_type": "timm_wrapper", "architecture": "hf_hub:model"}}, KIND),
-    ("hf:X", {"config": {"model_type": "timm_wrapper", "attribute_map": {"a": "architecture"}, "a": "hf-hub:m"}}, KIND),
-    ("hf:X", {"config": {"model_type": "shieldgemma2", "text_config": GEMMA, "vision_config": WRAPPED}}, KIND),
-    ("hf:X", {"config": {"model_type": "clip", "vision_config": WRAPPED}}, KIND),
-    ("hf:X", {"config": {"model_type": "vit", "architecture": "hf-hub:someone/model"}}, SETTING),
-    ("hf:X", {"config": {"model_type": "vit", "attribute_map": {"a": "_attn_implementation"}, "a": "o/k"}}, SETTING),
-    ("hf:X", {"config": {"model_type": "clip", "text_config": {"attribute_map": {"a": "b"}}}}, SETTING),
-    ("hf:X", {"config": {"model_type": "vit", "label2id": {"cat": {"attribute_map": {"a": "b"}}}}}, SETTING),
-    ("hf:X", {"config": {"model_type": "vit", "_attn_implementation_internal": "someone/kernel"}}, SETTING),
-    ("hf:X", {"config": {"model_type": "vit", "_name_or_path": "/"}}, SETTING),
-    ("hf:X", {"config": {"model_type": "vit", "name_or_path": "/"}}, SETTING),
-    ("hf:X", {"config": {"model_type": "vit", "__dict__": {"image_size": 32}}}, SETTING),
-    ("hf:X", {"config": {"model_type": "no_such_model"}}, "model_type 'no_such_model' is unknown"),
-    ("hf:X", {"config": {"model_type": "depth_anything"}}, "model_type 'depth_anything' is unknown"),
-    ("hf:X", {}, "cannot be built"),
-]
-
-
-@pytest.mark.parametrize(("architecture", "arguments", "says"), REACHING)
-def test_a_card_that_reaches_beyond_its_file_is_refused(architecture, arguments, says, packed, tmp_path, monkeypatch):
-    def reach(*_, **__):
-        raise AssertionError("something was fetched")
-
-    monkeypatch.setattr("socket.getaddrinfo", reach)
-    monkeypatch.setattr("socket.socket.connect", reach)
-    monkeypatch.setattr("torch.load", reach)
-    with pytest.raises(InvalidValueError, match=says):
-        load_classifier(rewritten(packed[0], tmp_path, architecture=architecture, arguments=arguments))
-
-
-def test_what_says_where_a_folder_was_is_not_packed(tmp_path):
-    """Names of classes may be any words, also those of settings that are refused."""
-    had = HAD["hugging_face"](tmp_path)
-    file = tmp_path / "vit" / "config.json"
-    config = json.loads(file.read_text())
-    names = dict(enumerate(["cat", "weights", "_dog", "architecture"]))
-    config |= {"_name_or_path": "someone/model", "name_or_path": "someone/model", "_commit_hash": "1f"}
-    config |= {"id2label": names, "label2id": {name: number for number, name in names.items()}}
-    file.write_text(json.dumps(config))
-    card = pack(tmp_path / "vit", tmp_path / "a")
-    assert not {"_name_or_path", "name_or_path", "_commit_hash"} & set(card.arguments["config"])
-    assert card.classes == tuple(names.values())
-    with torch.no_grad():
-        loaded = load_classifier(tmp_path / "a")
-        assert torch.equal(loaded(IMAGES)[1], Classifier(had.model, mean=[0.4] * 3, std=[0.5] * 3)(IMAGES)[1])
-    nested = {"model_type": "clip", "text_config": {"_name_or_path": "x", "hidden_size": 8}, "label2id": {"_a": 1}}
-    shaped = {"model_type": "clip", "text_config": {"hidden_size": 8}, "label2id": {"_a": 1}}
-    assert building.shaping(nested) == shaped
-    building.build("timm:swinv2_tiny_window8_256", {"pretrained_window_sizes": [8, 8, 8, 8], "img_size": 64})
 
 
 # --- other kinds of files -------------------------------------------------------------------------------------------

@@ -137,7 +137,10 @@ def _build_hugging_face(config: Mapping[str, Any]) -> nn.Module:
         from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES as CLASSIFIERS
     except (ImportError, RuntimeError) as error:
         raise missing_transformers(error) from error
-    kind = config["model_type"]
+    kind = config.get("model_type") if isinstance(config, Mapping) else None
+    if not isinstance(kind, str):
+        given = textwrap.shorten(str(config), 200)
+        raise InvalidValueError(f"config is {given}; expected a dict with model_type, as save_pretrained writes it")
     if kind not in CLASSIFIERS:
         raise UnknownNameError.of("model_type", kind, CLASSIFIERS)
     made = CONFIG_MAPPING[kind].from_dict({key: value for key, value in config.items() if key != "model_type"})

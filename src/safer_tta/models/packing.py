@@ -167,5 +167,10 @@ def _resized(layer: nn.Module, name: str, classes: int) -> nn.Module:
 def _match_types(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """Give parameters the types of these tensors, such as bfloat16; a copy would convert the numbers."""
     for name, own in model.state_dict(keep_vars=True).items():
+        if name in tensors and tensors[name].is_floating_point() != own.is_floating_point():
+            raise InvalidValueError(
+                f"{name} has numbers of {tensors[name].dtype}; expected such as {own.dtype}. Pack the weights as they "
+                "are in training"
+            )
         if name in tensors and tensors[name].dtype != own.dtype:
             own.data = own.data.to(tensors[name].dtype)
