@@ -11,6 +11,20 @@ from safer_tta.errors import InvalidValueError
 from safer_tta.models import building, pack
 from tests.models.parts import HAD, SIDE, rewritten
 
+MASKED = """
+import torch
+from torch import nn
+
+
+class Masked(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(3, 2)
+        self.register_buffer("mask", torch.tensor([0.0, -torch.inf]))
+
+    def forward(self, images):
+        return self.head(images.mean((2, 3)) + self.mask.exp()[0])
+"""
 IMAGES = torch.rand(3, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(1))
 
 SETTING, NAME = "may load code or other weights", "is invalid; expected a name"
@@ -112,3 +126,36 @@ def test_weights_of_another_kind_of_numbers_are_refused_by_name(packed, tmp_path
         safetensors_io.write(tmp_path / "a", tensors | {"fc.weight": tensors["fc.weight"].to(dtype)}, metadata)
         with pytest.raises(InvalidValueError, match=rf"fc.weight has numbers of {dtype}; expected such as torch.float"):
             load_classifier(tmp_path / "a")
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
+def test_weights_that_are_not_finite_are_refused_by_name(number, packed, tmp_path):
+    """In a file that is loaded, in weights that are packed and in a model that is saved."""
+    tensors, metadata = safetensors_io.read(packed[0])
+    tensors["fc.weight"][1, 2] = number
+    safetensors_io.write(tmp_path / "a", tensors, metadata)
+    torch.save(tensors, tmp_path / "w.pth")
+    broken = load_classifier(packed[0])
+    broken.model.load_state_dict(tensors)
+    for attempt in (
+        lambda: load_classifier(tmp_path / "a"),
+        lambda: pack("small", tmp_path / "b", weights=tmp_path / "w.pth", side=SIDE, mean=0, std=1),
+        lambda: broken.save(tmp_path / "b"),
+    ):
+        with pytest.raises(InvalidValueError, match=r"fc\.weight has 1 of \d+ numbers that are NaN or infinite"):
+            attempt()
+    assert not (tmp_path / "b").exists()
+
+
+def test_a_mask_may_be_minus_infinity(tmp_path, forget):
+    """What a buffer holds beside that is refused as in a weight."""
+    code = tmp_path / "masked.py"
+    code.write_text(MASKED)
+    pack(f"{code}:Masked", tmp_path / "a", side=SIDE, mean=0, std=1)
+    assert load_classifier(tmp_path / "a").model.mask.isneginf().any()
+    tensors, metadata = safetensors_io.read(tmp_path / "a")
+    for number in (float("nan"), float("inf")):
+        tensors["mask"][0] = number
+        safetensors_io.write(tmp_path / "b", tensors, metadata)
+        with pytest.raises(InvalidValueError, match="mask has 1 of 2 numbers that are NaN or infinite"):
+            load_classifier(tmp_path / "b")
