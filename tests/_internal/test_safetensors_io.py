@@ -1,5 +1,6 @@
 """Compare our safetensors with the reference library, in both directions, and read damaged files."""
 
+import json
 import struct
 
 import pytest
@@ -51,6 +52,48 @@ def test_a_damaged_header_is_refused_with_the_files_name(tmp_path, header, says)
     (tmp_path / "x").write_bytes(struct.pack("<Q", len(header)) + header + bytes(16))
     with pytest.raises(TensorFileError, match=says):
         safetensors_io.read(tmp_path / "x")
+
+
+@pytest.mark.parametrize(
+    ("places", "says"),
+    [
+        ({"a": [0, 16], "b": [0, 16]}, "'b' starts at byte 0; expected 16"),
+        ({"a": [0, 8], "b": [4, 16]}, "'b' starts at byte 4; expected 8"),
+        ({"a": [0, 4], "b": [8, 16]}, "'b' starts at byte 8; expected 4"),
+        ({"a": [4, 16]}, "'a' starts at byte 4; expected 0"),
+        ({"a": [0, 12]}, "16 bytes of numbers, and its tensors 12"),
+        ({"a": [0, 20]}, "truncated"),
+        ({"a": [0, 2**70]}, "truncated"),
+        ({"a": [0, 16.0]}, "expected a dict with data_offsets"),
+        ({"a": [False, 16]}, "expected a dict with data_offsets"),
+        ({}, "16 bytes of numbers, and its tensors 0"),
+    ],
+)
+def test_tensors_fill_the_file_without_gaps_and_overlaps(places, says):
+    header = {n: {"dtype": "U8", "shape": [int(p[1] - p[0])], "data_offsets": p} for n, p in places.items()}
+    encoded = json.dumps(header).encode()
+    with pytest.raises(TensorFileError, match=says):
+        safetensors_io.loads(struct.pack("<Q", len(encoded)) + encoded + bytes(16))
+
+
+@pytest.mark.parametrize("shape", ["[Infinity]", "[NaN]", "[-1]", "[4.0]", "[-2,-2]", "[1e999]", "4", "[[4]]", '["4"]'])
+def test_a_shape_of_something_else_than_whole_numbers_is_refused(shape):
+    encoded = f'{{"a":{{"dtype":"F32","shape":{shape},"data_offsets":[0,16]}}}}'.encode()
+    with pytest.raises(TensorFileError, match="does not match its header"):
+        safetensors_io.loads(struct.pack("<Q", len(encoded)) + encoded + bytes(16))
+
+
+def test_an_empty_tensor_of_a_huge_shape_is_refused():
+    encoded = f'{{"a":{{"dtype":"F32","shape":[0,{2**70}],"data_offsets":[0,0]}}}}'.encode()
+    with pytest.raises(TensorFileError, match="does not match its header"):
+        safetensors_io.loads(struct.pack("<Q", len(encoded)) + encoded)
+
+
+def test_the_header_may_name_tensors_in_another_order():
+    header = {n: {"dtype": "U8", "shape": [8], "data_offsets": p} for n, p in {"b": [8, 16], "a": [0, 8]}.items()}
+    encoded = json.dumps(header).encode()
+    found = safetensors_io.loads(struct.pack("<Q", len(encoded)) + encoded + bytes(range(16)))[0]
+    assert {name: tensor.tolist() for name, tensor in found.items()} == {"b": [*range(8, 16)], "a": [*range(8)]}
 
 
 def test_a_dtype_outside_the_format_is_refused_and_leaves_no_file(tmp_path):

@@ -2,12 +2,15 @@
 
 import argparse
 import importlib
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 from torch import nn
+
+from safer_tta._internal import safetensors_io
 
 importlib.import_module("tests.schemas")
 
@@ -97,3 +100,13 @@ def had_own(folder: Path) -> Had:
 
 
 HAD = {"timm": had_timm, "torchvision": had_torchvision, "hugging_face": had_hugging_face, "own": had_own}
+
+
+def rewritten(path: Path, tmp_path: Path, **changes: object) -> Path:
+    """The file with another description, as somebody else could write it."""
+    tensors, metadata = safetensors_io.read(path)
+    inner = json.loads(metadata["packed"])
+    inner |= {name: value for name, value in changes.items() if name != "architecture"}
+    metadata |= {"packed": json.dumps(inner)} | {n: v for n, v in changes.items() if n == "architecture"}
+    safetensors_io.write(tmp_path / "crafted.safetensors", tensors, metadata)
+    return tmp_path / "crafted.safetensors"

@@ -18,28 +18,9 @@ from safer_tta.models.card import Card, read_card
 from safer_tta.models.norm import MedBN
 from safer_tta.models.recognising import resolve
 from tests.conftest import identical
-from tests.models.parts import CLASSES, HAD, OWN, SIDE, spread
+from tests.models.parts import CLASSES, HAD, OWN, SIDE, rewritten, spread
 
 IMAGES = torch.rand(3, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(1))
-
-
-@pytest.fixture(scope="module")
-def packed(tmp_path_factory):
-    """A small model of the zoo in a file, and the classifier that was saved."""
-    path = tmp_path_factory.mktemp("packed") / "small.safetensors"
-    saved = Classifier(spread(zoo.create("small", num_classes=4)), mean=(0.5, 0.4, 0.3), std=0.25).eval()
-    saved.save(path, architecture="small", arguments={"num_classes": 4}, classes=CLASSES, side=SIDE, resize="crop 0.9")
-    return path, saved
-
-
-def rewritten(path, tmp_path, **changes):
-    """The file with another description, as somebody else could write it."""
-    tensors, metadata = safetensors_io.read(path)
-    inner = json.loads(metadata["packed"])
-    inner |= {name: value for name, value in changes.items() if name != "architecture"}
-    metadata |= {"packed": json.dumps(inner)} | {n: v for n, v in changes.items() if n == "architecture"}
-    safetensors_io.write(tmp_path / "crafted.safetensors", tensors, metadata)
-    return tmp_path / "crafted.safetensors"
 
 
 @pytest.mark.parametrize("kind", HAD)
@@ -128,7 +109,7 @@ CARDS = st.builds(
         st.text(), st.none() | st.booleans() | st.integers() | st.text() | st.lists(st.floats(0, 1))
     ),
     classes=st.lists(st.text(), min_size=1, unique=True).map(tuple),
-    side=st.integers(1, 9999),
+    side=st.integers(1, 4096),
     head=st.none() | st.text(),
     output=st.none() | st.text() | st.integers(),
     mean=st.none() | st.tuples(*[st.floats(-2, 2)] * 3),
@@ -238,7 +219,14 @@ def test_damage_is_noticed(packed, data, tmp_path_factory):
 
 
 def test_a_description_that_this_version_does_not_know_is_refused(packed, tmp_path):
-    unknown = ({"flavour": 1}, {"classes": 3}, {"side": "wide"}, {"resize": 4}, {"arguments": {"depth": 2}})
+    unknown = (
+        {"flavour": 1},
+        {"classes": 3},
+        {"side": "wide"},
+        {"side": 4097},
+        {"resize": 4},
+        {"arguments": {"depth": 2}},
+    )
     for changes in (*unknown, {"head": 3}, {"head": "fc+body"}, {"output": ["scores"]}):
         with pytest.raises(InvalidValueError, match=r"crafted\.safetensors"):
             load_classifier(rewritten(packed[0], tmp_path, **changes))
@@ -283,36 +271,6 @@ def test_a_file_that_has_changed_since_is_noticed(tmp_path, forget, caplog):
     had.code.write_text(OWN + "\n# another comment\n")
     load_classifier(tmp_path / "a", code=had.code)
     assert "my_models.py is not the file that it was when" in caplog.text
-
-
-SETTING, NAME = "may load code or other weights", "is invalid; expected a name"
-REACHING = [  # cards that would fetch, unpickle or import something
-    ("timm:resnet10t", {"pretrained": True}, SETTING),
-    ("timm:resnet10t", {"checkpoint_path": "x.pth"}, SETTING),
-    ("timm:resnet10t", {"pretrained_cfg_overlay": {"file": "x.pth"}}, SETTING),
-    ("timm:hf-hub:someone/model", {}, NAME),
-    ("timm:local-dir:/tmp/x", {}, NAME),
-    ("torchvision:resnet18", {"weights": "DEFAULT"}, SETTING),
-    ("torchvision:fasterrcnn_resnet50_fpn", {}, "'fasterrcnn_resnet50_fpn' is unknown"),
-    ("hf:X", {"config": {"model_type": "vit", "auto_map": {"AutoModel": "x--y.Z"}}}, SETTING),
-    ("hf:X", {"config": {"model_type": "vit", "attn_implementation": "someone/kernel"}}, SETTING),
-    ("hf:X", {"config": {"model_type": "vit", "quantization_config": {"quant_method": "awq"}}}, SETTING),
-    ("hf:X", {"config": {"model_type": "timm_wrapper", "architecture": "hf-hub:someone/model"}}, NAME),
-    ("hf:X", {"config": {"model_type": "timm_wrapper", "model_args": {"checkpoint_path": "x"}}}, SETTING),
-    ("hf:X", {"config": {"model_type": "no_such_model"}}, "cannot be built"),
-    ("hf:X", {}, "cannot be built"),
-]
-
-
-@pytest.mark.parametrize(("architecture", "arguments", "says"), REACHING)
-def test_a_card_that_reaches_beyond_its_file_is_refused(architecture, arguments, says, packed, tmp_path, monkeypatch):
-    def reach(*_, **__):
-        raise AssertionError("something was fetched")
-
-    monkeypatch.setattr("socket.getaddrinfo", reach)
-    monkeypatch.setattr("torch.load", reach)
-    with pytest.raises(InvalidValueError, match=says):
-        load_classifier(rewritten(packed[0], tmp_path, architecture=architecture, arguments=arguments))
 
 
 # --- other kinds of files -------------------------------------------------------------------------------------------

@@ -5,7 +5,9 @@ The core depends only on torch and numpy, so it has an implementation of its own
 
 import io
 import json
+import math
 import os
+import reprlib
 import struct
 from collections.abc import Iterator, Mapping
 from typing import IO, Any
@@ -15,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..errors import InvalidTypeError, InvalidValueError, TensorFileError
+from ..errors import InvalidTypeError, TensorFileError
 from .files import FilePath, atomic_write
 from .hashing import hash_bytes
 
@@ -94,7 +96,21 @@ def _decode(file: IO[bytes], path: FilePath) -> Content:
     written = metadata.pop(CONTENT, None)  # files of other libraries have none
     if written is not None and written != hash_bytes([data.data]).hex():
         raise TensorFileError(f"{path} is damaged: its content is not what was written. Restore it from a copy")
-    return {name: _tensor(path, name, entry, data) for name, entry in header.items()}, metadata
+    tensors, end = {}, 0
+    for name, entry in sorted(header.items(), key=lambda item: _offsets(path, *item)):
+        begin, after = _offsets(path, name, entry)
+        if begin != end:
+            raise TensorFileError(
+                f"{path}: tensor {name!r} starts at byte {begin}; expected {end}, the end of the one before. Tensors "
+                "may not overlap or leave gaps; write the file again"
+            )
+        tensors[name], end = _tensor(path, name, entry, data[begin:after]), after
+    if end != len(data):
+        raise TensorFileError(
+            f"{path} holds {len(data)} bytes of numbers, and its tensors {end}; expected the same. It is damaged or "
+            "was cut off: restore it from a copy"
+        )
+    return {name: tensors[name] for name in header}, metadata
 
 
 def _read_header(file: IO[bytes], path: FilePath) -> tuple[dict[str, Any], dict[str, str]]:
@@ -122,17 +138,27 @@ def _hash_header(header: Mapping[str, Any]) -> str:
     return hash_bytes([json.dumps(header, sort_keys=True).encode()]).hex()
 
 
-def _tensor(path: FilePath, name: str, entry: Any, data: NDArray[np.uint8]) -> Tensor:
+def _offsets(path: FilePath, name: str, entry: Any) -> tuple[int, int]:
+    """Return where the bytes of a tensor begin and end."""
+    found = entry.get("data_offsets") if isinstance(entry, dict) else None
+    if not isinstance(found, list) or len(found) != 2 or not all(type(place) is int for place in found):
+        raise TensorFileError(f"{path}: tensor {name!r} is {reprlib.repr(entry)}; expected a dict with data_offsets")
+    return found[0], found[1]
+
+
+def _tensor(path: FilePath, name: str, entry: Mapping[str, Any], raw: NDArray[np.uint8]) -> Tensor:
     try:
+        dtype, shape = _DTYPES[entry["dtype"]], tuple(entry["shape"])
         begin, end = entry["data_offsets"]
-        if not 0 <= begin <= end <= len(data):
-            raise InvalidValueError(f"bytes {begin} to {end} of {len(data)}; the file is truncated or damaged")
-        raw = data[begin:end]
-        dtype, shape = _DTYPES[entry["dtype"]], tuple(int(side) for side in entry["shape"])
+        if not all(type(side) is int and side >= 0 for side in shape):
+            raise ValueError("its shape has something else than whole numbers of at least 0")
+        if not end - begin == math.prod(shape) * dtype.itemsize == len(raw):
+            raise ValueError(f"{math.prod(shape)} numbers in {len(raw)} bytes; the file is truncated or damaged")
         flat = torch.from_numpy(raw.copy()).view(dtype) if len(raw) else torch.empty(0, dtype=dtype)
         return flat.reshape(shape)
-    except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise TensorFileError(f"{path}: tensor {name!r} does not match its header {entry} ({error})") from error
+    except (KeyError, TypeError, ValueError, RuntimeError, OverflowError) as error:
+        given = reprlib.repr(entry)
+        raise TensorFileError(f"{path}: tensor {name!r} does not match its header {given} ({error})") from error
 
 
 def raw_bytes(tensor: Tensor) -> bytes:

@@ -14,10 +14,13 @@ from . import zoo
 
 HUGGING_FACE = "hf"
 # A network that loads weights by itself would fetch or unpickle them, and some of these names import code.
+# `attribute_map` gives other settings these names; those with an underscore are of transformers, such as a path.
 REFUSED = re.compile(
-    r"(use_)?pretrained.*|weights.*|checkpoint_path|cache_dir|auto_map|_?attn_implementation.*|quantization_config|"
-    r"(use_)?kernel.*_config|use_kernels|backbone"
+    r"(use_)?pretrained(?!_window_sizes$).*|weights.*|checkpoint_path|cache_dir|auto_map|attn_implementation.*|"
+    r"quantization_config|(use_)?kernel.*_config|use_kernels|backbone|attribute_map|name_or_path|architecture|_.*"
 )
+# These models of transformers build a second model, whose name timm would read as an address.
+REFUSED_KINDS = re.compile(r"timm_.*|shieldgemma2")
 NAME = re.compile(r"\w+(:[\w.]+)?")  # without a scheme, which timm would read as an address
 
 
@@ -62,15 +65,21 @@ def code_of(architecture: str) -> str:
 
 def _known(library: str, architecture: str, arguments: Mapping[str, Any]) -> Callable[..., nn.Module]:
     """Return the function for a network of a library, after a look at what it is called with."""
-    refused = sorted({name for name in _names_in(arguments) if REFUSED.fullmatch(name)})
+    settings = list(_settings_in(arguments))
+    for name, value in settings:
+        if name == "model_type" and REFUSED_KINDS.fullmatch(str(value)):
+            raise InvalidValueError(
+                f"{architecture} has the model type {value!r}, which builds a model that its file does not describe; "
+                "expected a model of transformers itself. Pack the inner network, as with timm:NAME"
+            )
+    refused = sorted({name for name, _ in settings if REFUSED.fullmatch(name)})
     if refused:
         raise InvalidValueError(
             f"{architecture} has the argument {refused[0]!r}, which may load code or other weights; expected only "
             "arguments that shape the network. Leave it out and pack the weights"
         )
-    inner = arguments.get("config", {}).get("architecture", "") if library == HUGGING_FACE else ""  # timm's in HF
-    if not all(NAME.fullmatch(text) for text in (architecture.partition(",")[0], *filter(None, [inner]))):
-        raise InvalidValueError(f"architecture {architecture} {inner} is invalid; expected a name, as in timm:resnet18")
+    if not NAME.fullmatch(architecture.partition(",")[0]):
+        raise InvalidValueError(f"architecture {architecture} is invalid; expected a name, as in timm:resnet18")
     make = _build_hugging_face if library == HUGGING_FACE else zoo.builder(architecture)
     if library == "torchvision":
         _check_classifies(architecture)
@@ -87,16 +96,31 @@ def _check_classifies(architecture: str) -> None:
         raise UnknownNameError.of("architecture", name, known)
 
 
-def _names_in(value: Any) -> Iterator[str]:
-    """Yield the keys of all settings that are set, at any depth."""
+def _settings_in(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the names and values of all settings that are set, at any depth."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
             if inner:
-                yield str(key)
-            yield from _names_in(inner)
+                yield str(key), inner
+            if not _numbers_classes(key, inner):
+                yield from _settings_in(inner)
     elif isinstance(value, (list, tuple)):
         for inner in value:
-            yield from _names_in(inner)
+            yield from _settings_in(inner)
+
+
+def _numbers_classes(key: str, value: Any) -> bool:
+    """Return whether the names in a setting of transformers are those of classes, which may be any words."""
+    return key == "label2id" and isinstance(value, Mapping) and all(isinstance(n, int) for n in value.values())
+
+
+def shaping(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the configuration of a Hugging Face model without what only says where and how it was loaded."""
+    return {
+        key: shaping(value) if isinstance(value, Mapping) and not _numbers_classes(key, value) else value
+        for key, value in config.items()
+        if not key.startswith("_") and key not in ("name_or_path", "attribute_map")
+    }
 
 
 def missing_transformers(error: Exception) -> MissingPackageError:
@@ -110,10 +134,18 @@ def missing_transformers(error: Exception) -> MissingPackageError:
 def _build_hugging_face(config: Mapping[str, Any]) -> nn.Module:
     try:
         from transformers import CONFIG_MAPPING, AutoModelForImageClassification
+        from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES as CLASSIFIERS
     except (ImportError, RuntimeError) as error:
         raise missing_transformers(error) from error
-    known = {key: value for key, value in config.items() if key != "model_type"}
-    made = CONFIG_MAPPING[config["model_type"]].from_dict(known)
+    kind = config.get("model_type") if isinstance(config, Mapping) else None
+    if not isinstance(kind, str):
+        given = textwrap.shorten(str(config), 200)
+        raise InvalidValueError(f"config is {given}; expected a dict with model_type, as save_pretrained writes it")
+    if kind not in CLASSIFIERS:
+        raise UnknownNameError.of("model_type", kind, CLASSIFIERS)
+    made = CONFIG_MAPPING[kind].from_dict({key: value for key, value in config.items() if key != "model_type"})
+    if made.attribute_map != type(made).attribute_map or made.name_or_path:
+        raise InvalidValueError(f"the config of {kind} changes what its own settings are called, or names a folder")
     return cast(nn.Module, AutoModelForImageClassification.from_config(made, trust_remote_code=False))
 
 

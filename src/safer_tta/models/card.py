@@ -1,7 +1,9 @@
 """What a model's file says beside the weights, and what to do with files that say nothing."""
 
 import json
+import math
 import os
+import reprlib
 import zipfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -14,6 +16,8 @@ from ..errors import InvalidTypeError, InvalidValueError
 
 FORMAT = "safer-tta.model"
 SIDE = 224  # pixels, of models that do not say
+DEEPEST = 20  # levels of lists and dicts in what a network is built with
+LARGEST_SIDE = 4096  # of the images that a file can ask for
 FilePath = str | os.PathLike[str]
 
 
@@ -33,7 +37,15 @@ class Card:
     code: str = ""  # the hash of the user's own file that builds the network, when it was packed
 
     def __post_init__(self) -> None:
+        if not isinstance(self.architecture, str):
+            raise InvalidTypeError(f"architecture is {self.architecture!r}; expected a name, as in timm:resnet18")
+        _check_arguments(self.arguments)
+        for name, values in (("mean", self.mean), ("std", self.std)):
+            if values is not None and not all(isinstance(n, int | float) and math.isfinite(n) for n in values):
+                raise InvalidValueError(f"{name} is {values}; expected a finite number for each channel")
         checks.count(side=self.side)
+        if self.side > LARGEST_SIDE:
+            raise InvalidValueError(f"side is {self.side}; expected at most {LARGEST_SIDE} pixels")
         Resize.parse(self.resize)
         if not isinstance(self.head, str | None):
             raise InvalidTypeError(f"head is {self.head!r}; expected the name of a layer")
@@ -60,7 +72,7 @@ class Card:
             raise InvalidValueError(f"{path} {_what_else(metadata)}")
         try:
             return cls._parse(metadata)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError, OverflowError) as error:
             problem = f"{path} describes its model in another way than this version ({type(error).__name__}: {error})"
             raise InvalidValueError(f"{problem}. Update safer-tta, or pack the model again") from error
 
@@ -99,6 +111,18 @@ def find_card(path: FilePath) -> Card | None:
         return None
     metadata = read_metadata(path)
     return Card.of(path, metadata) if metadata.get("format") == FORMAT else None
+
+
+def _check_arguments(arguments: Any) -> None:
+    """Refuse what no function could be called with."""
+    if not isinstance(arguments, Mapping) or not all(isinstance(name, str) for name in arguments):
+        raise InvalidTypeError(f"arguments are {reprlib.repr(arguments)}; expected a dict of names and values")
+    level: list[Any] = [arguments]
+    for _ in range(DEEPEST):
+        inside = (list(v.values()) if isinstance(v, Mapping) else v for v in level)
+        level = [one for values in inside if isinstance(values, list | tuple) for one in values]
+    if level:
+        raise InvalidValueError(f"arguments are nested deeper than {DEEPEST} levels; expected flatter settings")
 
 
 def _to_json(value: Any) -> str:

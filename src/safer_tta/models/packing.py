@@ -71,6 +71,7 @@ def unpack(card: Card, tensors: Mapping[str, Tensor]) -> Classifier:
     _fit_head(classifier, len(card.classes))
     _match_types(model, tensors)
     zoo.load(model, tensors, origin="the file", new_head=False)
+    _check_finite(model, tensors)
     classifier.card = card
     return classifier.eval()
 
@@ -167,5 +168,22 @@ def _resized(layer: nn.Module, name: str, classes: int) -> nn.Module:
 def _match_types(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """Give parameters the types of these tensors, such as bfloat16; a copy would convert the numbers."""
     for name, own in model.state_dict(keep_vars=True).items():
+        if name in tensors and tensors[name].is_floating_point() != own.is_floating_point():
+            raise InvalidValueError(
+                f"{name} has numbers of {tensors[name].dtype}; expected such as {own.dtype}. Pack the weights as they "
+                "are in training"
+            )
         if name in tensors and tensors[name].dtype != own.dtype:
             own.data = own.data.to(tensors[name].dtype)
+
+
+def _check_finite(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Refuse weights that are NaN or infinite. Buffers may be minus infinity, as masks of attention are."""
+    for name, own in model.state_dict(keep_vars=True).items():
+        if name in tensors and own.is_floating_point():
+            wrong = ~own.isfinite() if isinstance(own, nn.Parameter) else own.isnan() | own.isposinf()
+            if bool(wrong.any()):
+                raise InvalidValueError(
+                    f"{name} has {int(wrong.sum())} of {own.numel()} numbers that are NaN or infinite, so its training "
+                    "has diverged or the file is damaged. Give weights that are finite"
+                )

@@ -78,8 +78,7 @@ def recognise(classifier: Classifier) -> Found:
 
 def from_config(name: str, config: Mapping[str, Any]) -> Found:
     """Return what the configuration of a Hugging Face model says."""
-    # Names with an underscore are of the machine that loaded it, such as the path of the folder.
-    kept = {key: value for key, value in config.items() if not key.startswith("_")} | {"architectures": [name]}
+    kept = building.shaping(config) | {"architectures": [name]}
     found: Found = {"architecture": f"{building.HUGGING_FACE}:{name}", "arguments": {"config": kept}}
     labels = [label for _, label in sorted((int(n), str(text)) for n, text in kept.get("id2label", {}).items())]
     if labels and not all(label == f"LABEL_{n}" for n, label in enumerate(labels)):
