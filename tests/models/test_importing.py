@@ -184,6 +184,18 @@ def test_a_packed_file_is_packed_again_with_other_words(small, tmp_path):
     assert identical(load_classifier(tmp_path / "again").model.state_dict(), small.state_dict())
 
 
+@pytest.mark.parametrize("kind", ["packed", "folder"])
+def test_what_has_weights_takes_no_others(kind, small, tmp_path):
+    torch.save(small.state_dict(), tmp_path / "w.pth")
+    source = tmp_path / "packed.safetensors"
+    if kind == "packed":
+        pack("small", source, weights=tmp_path / "w.pth", **PLAIN)
+    else:
+        source = Path(HAD["hugging_face"](tmp_path).words[0])
+    with pytest.raises(InvalidValueError, match="has its own; leave weights out"):
+        pack(source, tmp_path / "out", weights=tmp_path / "w.pth")
+
+
 def test_the_header_of_weights_declares_their_normalisation(small, tmp_path):
     path = tmp_path / "w.safetensors"
     safetensors_io.write(path, small.state_dict(), {"mean": "0.5,0.4,0.3", "std": "0.2,0.2,0.2"})

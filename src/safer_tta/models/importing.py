@@ -83,8 +83,7 @@ def _open(source: FilePath, weights: FilePath | None, arguments: dict[str, Any],
     text = os.fspath(source)
     folder = Path(text.removeprefix(f"{building.HUGGING_FACE}:"))
     if folder.is_dir():
-        if weights is not None:
-            raise InvalidValueError(f"weights is {weights} and {folder} has its own; leave weights out")
+        _check_alone(folder, weights)
         return _open_folder(folder)
     if text.startswith(f"{building.HUGGING_FACE}:"):
         raise InvalidValueError(
@@ -92,12 +91,18 @@ def _open(source: FilePath, weights: FilePath | None, arguments: dict[str, Any],
         )
     if folder.is_file():
         classifier = packing.load_classifier(folder)
+        _check_alone(folder, weights)
         card = classifier.card
         assert card is not None
         # The file says how images are normalised, and what the library knows for the name does not count.
         known = {**vars(card), "mean": card.mean or 0.0, "std": card.std or 1.0}
         return classifier.model, {name: value for name, value in known.items() if name != "code"}
     return _open_architecture(text, weights, arguments, head)
+
+
+def _check_alone(source: Path, weights: FilePath | None) -> None:
+    if weights is not None:
+        raise InvalidValueError(f"weights is {weights} and {source} has its own; leave weights out")
 
 
 def _open_architecture(text: str, weights: FilePath | None, arguments: dict[str, Any], head: str | None) -> Opened:
