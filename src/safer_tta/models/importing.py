@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from .._internal import safetensors_io
-from .._internal.resizing import Resize
+from .._internal.resizing import STRETCH, Resize
 from ..errors import InvalidValueError
-from . import building, packing, recognising, zoo
+from . import building, packing, probing, recognising, zoo
 from .card import SIDE, Card, check_program
 from .classifier import Classifier
 from .head import JOIN
@@ -23,6 +23,7 @@ from .normalisation import Statistics, read_processors
 log = logging.getLogger("safer_tta")
 
 FilePath = str | os.PathLike[str]
+PREFIX = f"{building.HUGGING_FACE}:"
 Opened = tuple[nn.Module, dict[str, Any]]  # a network, and what is known of it
 # Where training programs put the weights in a checkpoint; averaged weights first, as timm does.
 PLACES = ("state_dict_ema", "model_ema", "state_dict", "model_state_dict", "model", "net")
@@ -70,6 +71,10 @@ def pack(
         shown |= {"mean": mean, "std": std}
     shown |= {name: value for name, value in (("head", head), ("output", output)) if value is not None}
     classifier = Classifier(network, **shown)
+    if folder := _folder(source):
+        known = {**found, **given}
+        trusted = {*given, *({"mean"} if mean is not None else ())}
+        probing.check(folder, classifier, known.get("side"), known.get("resize", str(STRETCH)), trusted)
     if not classifier.normalised_by:
         raise InvalidValueError(
             f"{source} does not say how images were normalised in training. Give mean and std, for pixels in [0,1]: "
@@ -81,23 +86,29 @@ def pack(
 def _open(source: FilePath, weights: FilePath | None, arguments: dict[str, Any], head: str | None) -> Opened:
     """Return a network with its weights, and what is known of it."""
     text = os.fspath(source)
-    folder = Path(text.removeprefix(f"{building.HUGGING_FACE}:"))
-    if folder.is_dir():
+    if folder := _folder(source):
         _check_alone(folder, weights)
         return _open_folder(folder)
-    if text.startswith(f"{building.HUGGING_FACE}:"):
+    if text.startswith(PREFIX):
         raise InvalidValueError(
-            f"{folder} is not a folder; expected the one that save_pretrained wrote, on this machine"
+            f"{text.removeprefix(PREFIX)} is not a folder; expected the one that save_pretrained wrote, on this machine"
         )
-    if folder.is_file():
-        classifier = packing.load_classifier(folder)
-        _check_alone(folder, weights)
+    file = Path(text)
+    if file.is_file():
+        classifier = packing.load_classifier(file)
+        _check_alone(file, weights)
         card = classifier.card
         assert card is not None
         # The file says how images are normalised, and what the library knows for the name does not count.
         known = {**vars(card), "mean": card.mean or 0.0, "std": card.std or 1.0}
         return classifier.model, {name: value for name, value in known.items() if name != "code"}
     return _open_architecture(text, weights, arguments, head)
+
+
+def _folder(source: FilePath) -> Path | None:
+    """Return the folder of a Hugging Face model, if that is the source."""
+    folder = Path(os.fspath(source).removeprefix(PREFIX))
+    return folder if folder.is_dir() else None
 
 
 def _check_alone(source: Path, weights: FilePath | None) -> None:
@@ -222,7 +233,9 @@ def _open_folder(folder: Path) -> Opened:
 def _read_size(told: Mapping[str, Any]) -> dict[str, Any]:
     """Return the side and the resize rule of an image processor, as far as it has them."""
     size, crop = told.get("size"), told.get("crop_size")
-    size = {"height": size} if isinstance(size, int) else size or {}
+    if isinstance(size, int):  # as older files have it; ConvNeXt's is that of the shorter side
+        size = {"shortest_edge" if told.get("crop_pct") else "height": size}
+    size = size or {}
     crop = {"height": crop} if isinstance(crop, int) else crop or {}
     kind = "bicubic" if told.get("resample") == 3 else "bilinear"
     shorter = size.get("shortest_edge")
