@@ -5,6 +5,7 @@ import ast
 import contextlib
 import io
 import json
+from collections import OrderedDict
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from torch import nn
 
 import safer_tta
 from safer_tta import Classifier, SaferError, load_classifier
-from safer_tta._internal import safetensors_io
+from safer_tta._internal import safetensors_io, user_code
 from safer_tta.errors import InvalidValueError
 from safer_tta.models import building, pack, zoo
 from safer_tta.models.card import read_card
@@ -44,6 +45,8 @@ def wrappings(model):
         "own": {"model": state, "optimizer": {"lr": 0.1}},
         "data parallel": {f"module.{name}": tensor for name, tensor in state.items()},
         "compiled in parallel": {f"_orig_mod.module.{name}": tensor for name, tensor in state.items()},
+        "compiled inside": {f"module._orig_mod.{name}": tensor for name, tensor in state.items()},
+        "nested": {"model": {"state_dict": state, "epoch": 3}, "optimizer": {"lr": 0.1}},
         "lightning": {"state_dict": {f"model.{name}": tensor for name, tensor in state.items()}, "epoch": 1},
     }
 
@@ -52,9 +55,27 @@ def wrappings(model):
 @pytest.mark.parametrize("zipped", [True, False])
 def test_weights_are_found_in_checkpoints(kind, zipped, small, tmp_path):
     torch.save(wrappings(small)[kind], tmp_path / "w.pth", _use_new_zipfile_serialization=zipped)
-    assert identical(read_weights(tmp_path / "w.pth")[0], small.state_dict())
     pack("small", tmp_path / "out", weights=tmp_path / "w.pth", **PLAIN)
     assert identical(load_classifier(tmp_path / "out").model.state_dict(), small.state_dict())
+
+
+@pytest.mark.parametrize("prefix", ["model.", "module._orig_mod.model."])
+def test_prefixes_in_safetensors_are_taken_off_too(prefix, small, tmp_path):
+    path = tmp_path / "w.safetensors"
+    safetensors_io.write(path, {f"{prefix}{name}": tensor for name, tensor in small.state_dict().items()})
+    pack("small", tmp_path / "out", weights=path, **PLAIN)
+    assert identical(load_classifier(tmp_path / "out").model.state_dict(), small.state_dict())
+
+
+@pytest.mark.parametrize("prefix", ["", "module."])
+def test_a_prefix_of_the_network_itself_is_kept(prefix, tmp_path, forget):
+    code = tmp_path / "mine.py"
+    code.write_text(f"{OWN}\n\ndef wrapped():\n    return nn.Sequential(OrderedDict(model=make()))\n")
+    code.write_text(f"from collections import OrderedDict\n{code.read_text()}")
+    model = spread(nn.Sequential(OrderedDict(model=user_code.load(code).module.make())))
+    torch.save({f"{prefix}{name}": tensor for name, tensor in model.state_dict().items()}, tmp_path / "w.pth")
+    pack(f"{code}:wrapped", tmp_path / "out", weights=tmp_path / "w.pth", **PLAIN)
+    assert identical(load_classifier(tmp_path / "out").model.state_dict(), model.state_dict())
 
 
 @pytest.mark.parametrize(
@@ -72,6 +93,14 @@ def test_what_is_no_state_dict_is_refused_and_never_run(content, says, tmp_path)
     with pytest.raises(InvalidValueError, match=says):
         pack("small", tmp_path / "out", weights=tmp_path / "w.pth", **PLAIN)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_checkpoint_that_holds_itself_is_refused(tmp_path):
+    content = {"epoch": 3}
+    content["model"] = content
+    torch.save(content, tmp_path / "w.pth")
+    with pytest.raises(InvalidValueError, match="expected a state dict"):
+        read_weights(tmp_path / "w.pth")
 
 
 def test_damaged_and_exported_files_are_refused(small, tmp_path):

@@ -4,7 +4,7 @@ import argparse
 import json
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ PREFIX = f"{building.HUGGING_FACE}:"
 Opened = tuple[nn.Module, dict[str, Any]]  # a network, and what is known of it
 # Where training programs put the weights in a checkpoint; averaged weights first, as timm does.
 PLACES = ("state_dict_ema", "model_ema", "state_dict", "model_state_dict", "model", "net")
+DEEPEST = 8  # places inside one another; a damaged checkpoint may hold itself
 PREFIXES = ("_orig_mod.", "module.", "model.")  # of torch.compile, DataParallel and Lightning
 
 
@@ -130,7 +131,7 @@ def _open_architecture(text: str, weights: FilePath | None, arguments: dict[str,
     tensors, metadata = read_weights(weights)
     note = metadata.get("architecture", "").partition(",")[2]  # where the strides of a residual network are
     found["architecture"] = f"{architecture},{note}" if note and architecture == "resnet50" else architecture
-    model = _build_for(found["architecture"], arguments, tensors, head, own)
+    model, tensors = _build_for(found["architecture"], arguments, tensors, head, own)
     try:
         zoo.load(model, tensors, origin=os.fspath(weights), new_head=False)
     except InvalidValueError as error:
@@ -143,17 +144,21 @@ def _open_architecture(text: str, weights: FilePath | None, arguments: dict[str,
 
 
 def _build_for(
-    architecture: str, arguments: dict[str, Any], tensors: Mapping[str, Tensor], head: str | None, own: bool
-) -> nn.Module:
-    """Return a network with as many classes as these weights; how many is added to its arguments."""
+    architecture: str, arguments: dict[str, Any], tensors: dict[str, Tensor], head: str | None, own: bool
+) -> tuple[nn.Module, dict[str, Tensor]]:
+    """Return a network with as many classes as these weights, and them by its names.
+
+    How many classes there are is added to the arguments.
+    """
     model = building.build(architecture, arguments)
+    tensors = _strip(tensors, model.state_dict())
     if own or "num_classes" in arguments:
-        return model
+        return model, tensors
     classifier = Classifier(model, head=head)
     rows = tensors.get(f"{classifier.head_name.partition(JOIN)[0]}.weight")
     arguments["num_classes"] = classifier.num_classes if rows is None else len(rows)
     same = arguments["num_classes"] == classifier.num_classes
-    return model if same else building.build(architecture, arguments)
+    return model if same else building.build(architecture, arguments), tensors
 
 
 # --- weights --------------------------------------------------------------------------------------------------------
@@ -175,16 +180,18 @@ def read_weights(path: FilePath) -> tuple[dict[str, Tensor], dict[str, str]]:
         raise InvalidValueError(
             f"{problem}. Where the model is, write torch.save(model.state_dict(), 'weights.pth') and pack that"
         ) from error
-    return _strip(_find_state(content, path)), {}
+    return _find_state(content, path), {}
 
 
 def _find_state(content: Any, path: FilePath) -> dict[str, Tensor]:
-    """Return the state dict in a checkpoint."""
-    for name in PLACES if isinstance(content, Mapping) else ():
-        if isinstance(content.get(name), Mapping):
-            log.info("%s: taking the weights under %r", path, name)
-            content = content[name]
+    """Return the state dict in a checkpoint, however deep it is."""
+    for _ in range(DEEPEST):
+        inner = content if isinstance(content, Mapping) else {}
+        name = next((name for name in PLACES if isinstance(inner.get(name), Mapping)), None)
+        if name is None:
             break
+        log.info("%s: taking the weights under %r", path, name)
+        content = content[name]
     tensors = {str(n): t for n, t in content.items() if isinstance(t, Tensor)} if isinstance(content, Mapping) else {}
     if not tensors or len(tensors) < len(content):
         held = list(content)[:5] if isinstance(content, Mapping) else type(content).__name__
@@ -194,12 +201,15 @@ def _find_state(content: Any, path: FilePath) -> dict[str, Tensor]:
     return tensors
 
 
-def _strip(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Take off the prefixes that wrappers put before every name."""
-    for prefix in PREFIXES:
-        if all(name.startswith(prefix) for name in tensors):
-            tensors = {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
-    return tensors
+def _strip(tensors: dict[str, Tensor], known: Collection[str]) -> dict[str, Tensor]:
+    """Take off the prefixes that wrappers put before every name, if there is then a name that the network has."""
+    shorter = tensors
+    while not any(name in known for name in shorter):
+        prefix = next((prefix for prefix in PREFIXES if all(name.startswith(prefix) for name in shorter)), None)
+        if prefix is None:
+            return tensors
+        shorter = {name.removeprefix(prefix): tensor for name, tensor in shorter.items()}
+    return shorter
 
 
 # --- Hugging Face ---------------------------------------------------------------------------------------------------
