@@ -5,6 +5,7 @@ import ast
 import contextlib
 import io
 import json
+import logging
 from collections import OrderedDict
 from pathlib import Path
 
@@ -313,6 +314,28 @@ def test_the_older_files_of_convnext_give_the_shorter_side(folder, tmp_path):
 def test_without_a_size_it_is_that_of_the_options(folder, tmp_path):
     card = pack(folder, tmp_path / "out", mean=0, std=1, side=SIDE)
     assert (card.side, card.resize) == (SIDE, "stretch bilinear")
+
+
+@pytest.mark.parametrize("save", [lambda had, path: pack(had.words[0], path), lambda had, path: saved(had.model, path)])
+def test_class_names_of_the_folder_that_are_not_unique_get_their_number(save, tmp_path, caplog):
+    had = HAD["hugging_face"](tmp_path)
+    had.model.config.id2label = dict(enumerate(["crane", "dog", "crane", "bee"]))
+    had.model.config.save_pretrained(tmp_path / "vit")
+    with caplog.at_level(logging.WARNING, logger="safer_tta"):
+        card = save(had, tmp_path / "out")
+    assert card.classes == ("crane (0)", "dog", "crane (2)", "bee")
+    assert "crane (0)" in caplog.text
+
+
+def saved(model, path):
+    Classifier(model, mean=0, std=1).save(path)
+    return read_card(path)
+
+
+def test_only_the_double_names_are_in_the_error(small, tmp_path):
+    torch.save(small.state_dict(), tmp_path / "w.pth")
+    with pytest.raises(InvalidValueError, match=r"^classes have 'b', 'c' more than once; expected .* all different$"):
+        pack("small", tmp_path / "out", weights=tmp_path / "w.pth", **PLAIN, classes=list("abbcc"))
 
 
 ODD = {  # processors that do other things than their settings seem to say, and the options that do the same
