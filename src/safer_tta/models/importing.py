@@ -95,6 +95,8 @@ def _open(source: FilePath, weights: FilePath | None, arguments: dict[str, Any],
             f"{text.removeprefix(PREFIX)} is not a folder; expected the one that save_pretrained wrote, on this machine"
         )
     file = Path(text)
+    if file.suffix == ".py":
+        raise InvalidValueError(f"{text} names a file without a function; expected {text}:FUNCTION, which builds it")
     if file.is_file():
         classifier = packing.load_classifier(file)
         _check_alone(file, weights)

@@ -61,6 +61,11 @@ def resolve(architecture: str) -> Found:
     file, _, name = architecture.rpartition(":")
     if not file.endswith(".py"):
         return {"architecture": architecture}
+    if not building.is_own_code(f"{Path(file).stem}:{name}"):
+        raise InvalidValueError(
+            f"{architecture} would be taken for a network of {Path(file).stem}; expected FILE.py:FUNCTION of a file "
+            "with another name. Rename it"
+        )
     user_code.load(file)
     return {"architecture": f"{Path(file).stem}:{name}"}
 
