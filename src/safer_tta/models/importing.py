@@ -28,7 +28,7 @@ Opened = tuple[nn.Module, dict[str, Any]]  # a network, and what is known of it
 # Where training programs put the weights in a checkpoint; averaged weights first, as timm does.
 PLACES = ("state_dict_ema", "model_ema", "state_dict", "model_state_dict", "model", "net")
 DEEPEST = 8  # places inside one another; a damaged checkpoint may hold itself
-PREFIXES = ("_orig_mod.", "module.", "model.")  # of torch.compile, DataParallel and Lightning
+PREFIXES = ("_orig_mod.", "module.", "model.", "timm_model.")  # of torch.compile, DataParallel, Lightning, transformers
 
 
 def pack(
@@ -219,6 +219,7 @@ def _strip(tensors: dict[str, Tensor], known: Collection[str]) -> dict[str, Tens
 
 def _open_folder(folder: Path) -> Opened:
     """Return the model of a local folder as transformers loads it, and what its files say of it."""
+    _refuse_timm(folder)
     try:
         from transformers import AutoModelForImageClassification
     except (ImportError, RuntimeError) as error:
@@ -240,6 +241,24 @@ def _open_folder(folder: Path) -> Opened:
     # The Classifier reads the normalisation of the same folder.
     sizes = (_read_size(told) for _, told in read_processors(folder))
     return model.eval(), {**found, **next(sizes, {})}
+
+
+def _refuse_timm(folder: Path) -> None:
+    """Refuse a folder with a model of timm, which transformers only wraps, and say how to pack it."""
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        architecture, wrapped = config.get("architecture"), config.get("model_type", "timm_wrapper") == "timm_wrapper"
+    except (OSError, ValueError, AttributeError):
+        return  # transformers says what is wrong with it
+    if not architecture or not wrapped:
+        return
+    shown = config.get("pretrained_cfg") or {}
+    parts = {name: ",".join(map(str, shown[name])) for name in ("mean", "std") if isinstance(shown.get(name), list)}
+    options = "".join(f" --{name} {numbers}" for name, numbers in parts.items())
+    raise InvalidValueError(
+        f"{folder} holds a model of timm. Pack it as that: safer pack timm:{architecture} --weights "
+        f"{folder}/model.safetensors{options} --out model.safetensors"
+    )
 
 
 def _read_size(told: Mapping[str, Any]) -> dict[str, Any]:
