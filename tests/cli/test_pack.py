@@ -96,6 +96,13 @@ def test_a_model_of_ones_own_is_not_served_without_its_file(good, safer, tmp_pat
     assert safer("--extension", had.code, "serve", "--model", path, "--folder", tmp_path / "served").returncode == 0
 
 
+def test_the_next_command_names_the_file_of_a_model_that_is_packed_again(good, tmp_path, forget):
+    had, path = HAD["own"](tmp_path), tmp_path / "model.safetensors"
+    good("pack", *had.words, "--out", path)
+    again = good("--extension", had.code, "pack", path, "--out", tmp_path / "again.safetensors")
+    assert again["next"].startswith(f"safer --extension {had.code} serve ")
+
+
 def test_a_packed_model_runs_is_attacked_and_trained_on(good, tmp_path, forget):
     """As source, as surrogate and as the start of a training, whose file again goes everywhere."""
     had, store = HAD["own"](tmp_path), tmp_path / "store"
@@ -157,6 +164,11 @@ def test_code_enters_the_names_of_runs_trainings_and_services(good, tmp_path, fo
         ("small --out x --weights w.pth --mean 0 --std 1", "Give side, in pixels"),
         ("small --out x --weights w.pth --mean 0 --std 1 --side 32 --resize wide", "--resize is 'wide'; expected"),
         ("small --out x --weights w.pth --mean 0 --std 1 --side 32 --classes a,a", "all different"),
+        ("small --out x --weights w.pth --classes missing.txt", "missing.txt does not exist; expected a file with one"),
+        ("small --out x --weights w.pth --classes w.pth", "w.pth is not text in UTF-8"),
+        ("small --out . --weights w.pth --mean 0 --std 1 --side 32", ". is a folder; expected the name of a file"),
+        ("mine.py --out x", "names a file without a function; expected mine.py:FUNCTION"),
+        ("timm.py:make --out x", "would be taken for a network of timm"),
         ("small --out no/x --weights w.pth --mean 0 --std 1 --side 32", "no is not a folder; create it"),
     ],
 )
@@ -172,7 +184,9 @@ def test_mistakes_give_one_line(words, message, safer, tmp_path, monkeypatch):
 def test_classes_come_from_a_list_or_a_file(good, tmp_path):
     torch.save(safer_tta.models.zoo.create("small", num_classes=2).state_dict(), tmp_path / "w.pth")
     (tmp_path / "names.txt").write_text("tabby, or cat\ndog\n\n")
+    (tmp_path / "marked.txt").write_text("tabby\ndog\n", encoding="utf-8-sig")
     how = ["small", "--weights", tmp_path / "w.pth", "--mean", "0", "--std", "1", "--side", 32, "--out", tmp_path / "x"]
-    for given, expected in (("cat, dog", ("cat", "dog")), (tmp_path / "names.txt", ("tabby, or cat", "dog"))):
+    files = {"names.txt": ("tabby, or cat", "dog"), "marked.txt": ("tabby", "dog")}
+    for given, expected in {"cat, dog": ("cat", "dog"), **{tmp_path / n: names for n, names in files.items()}}.items():
         good("pack", *how, "--classes", given)
         assert read_card(tmp_path / "x").classes == expected

@@ -9,7 +9,7 @@ import safer_tta
 from safer_tta.errors import InvalidTypeError, InvalidValueError
 from safer_tta.evaluation import Evaluation, Scores, evaluate
 from safer_tta.guards import Guard
-from tests.conftest import CLASSES, adapt_small, batches
+from tests.conftest import CLASSES, adapt_small, batches, small_net
 
 
 def stream(count=3, size=6):
@@ -108,6 +108,8 @@ def test_parts_add_up_to_the_whole(sizes, data):
         ([(batches(1)[0], torch.zeros(5, dtype=torch.long))], InvalidValueError, r"labels are torch.int64 \(5,\)"),
         ([(batches(1)[0], torch.zeros(6))], InvalidValueError, "labels are torch.float32"),
         ([(batches(1)[0], torch.zeros(6, CLASSES, dtype=torch.long))], InvalidValueError, "6 whole numbers"),
+        ([(batches(1)[0], torch.ones(6, dtype=torch.bool))], InvalidValueError, "labels are true or false"),
+        ([(batches(1)[0], torch.tensor([0, 1, -1, 0, 0, 0]))], InvalidValueError, "labels are from -1 to 1"),
         ([(batches(1)[0], [1, 2, 3, 4, 0, 0])], InvalidValueError, "labels are list"),
     ],
 )
@@ -117,3 +119,13 @@ def test_batches_without_usable_labels_are_refused_before_they_teach(loader, err
     with pytest.raises(error, match=says):
         adapted.evaluate(loader)
     assert all(torch.equal(before[name], tensor) for name, tensor in adapted.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    "score", [evaluate, lambda method, loader: safer_tta.compare(small_net(), loader, mean=0, std=1)]
+)
+def test_labels_of_no_class_are_refused(score):
+    """Such as labels that start at 1, which would be scored as wrong answers."""
+    loader = [(images, labels + 1) for images, labels, _ in stream()]
+    with pytest.raises(InvalidValueError, match=rf"to {CLASSES}; .* from 0 to {CLASSES - 1}.*Subtract 1"):
+        score(adapt_small(), loader)

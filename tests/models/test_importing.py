@@ -4,7 +4,8 @@ import argparse
 import ast
 import contextlib
 import io
-import json
+import logging
+from collections import OrderedDict
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from torch import nn
 
 import safer_tta
 from safer_tta import Classifier, SaferError, load_classifier
-from safer_tta._internal import safetensors_io
+from safer_tta._internal import safetensors_io, user_code
 from safer_tta.errors import InvalidValueError
 from safer_tta.models import building, pack, zoo
 from safer_tta.models.card import read_card
@@ -44,6 +45,8 @@ def wrappings(model):
         "own": {"model": state, "optimizer": {"lr": 0.1}},
         "data parallel": {f"module.{name}": tensor for name, tensor in state.items()},
         "compiled in parallel": {f"_orig_mod.module.{name}": tensor for name, tensor in state.items()},
+        "compiled inside": {f"module._orig_mod.{name}": tensor for name, tensor in state.items()},
+        "nested": {"model": {"state_dict": state, "epoch": 3}, "optimizer": {"lr": 0.1}},
         "lightning": {"state_dict": {f"model.{name}": tensor for name, tensor in state.items()}, "epoch": 1},
     }
 
@@ -52,9 +55,27 @@ def wrappings(model):
 @pytest.mark.parametrize("zipped", [True, False])
 def test_weights_are_found_in_checkpoints(kind, zipped, small, tmp_path):
     torch.save(wrappings(small)[kind], tmp_path / "w.pth", _use_new_zipfile_serialization=zipped)
-    assert identical(read_weights(tmp_path / "w.pth")[0], small.state_dict())
     pack("small", tmp_path / "out", weights=tmp_path / "w.pth", **PLAIN)
     assert identical(load_classifier(tmp_path / "out").model.state_dict(), small.state_dict())
+
+
+@pytest.mark.parametrize("prefix", ["model.", "module._orig_mod.model."])
+def test_prefixes_in_safetensors_are_taken_off_too(prefix, small, tmp_path):
+    path = tmp_path / "w.safetensors"
+    safetensors_io.write(path, {f"{prefix}{name}": tensor for name, tensor in small.state_dict().items()})
+    pack("small", tmp_path / "out", weights=path, **PLAIN)
+    assert identical(load_classifier(tmp_path / "out").model.state_dict(), small.state_dict())
+
+
+@pytest.mark.parametrize("prefix", ["", "module."])
+def test_a_prefix_of_the_network_itself_is_kept(prefix, tmp_path, forget):
+    code = tmp_path / "mine.py"
+    code.write_text(f"{OWN}\n\ndef wrapped():\n    return nn.Sequential(OrderedDict(model=make()))\n")
+    code.write_text(f"from collections import OrderedDict\n{code.read_text()}")
+    model = spread(nn.Sequential(OrderedDict(model=user_code.load(code).module.make())))
+    torch.save({f"{prefix}{name}": tensor for name, tensor in model.state_dict().items()}, tmp_path / "w.pth")
+    pack(f"{code}:wrapped", tmp_path / "out", weights=tmp_path / "w.pth", **PLAIN)
+    assert identical(load_classifier(tmp_path / "out").model.state_dict(), model.state_dict())
 
 
 @pytest.mark.parametrize(
@@ -72,6 +93,14 @@ def test_what_is_no_state_dict_is_refused_and_never_run(content, says, tmp_path)
     with pytest.raises(InvalidValueError, match=says):
         pack("small", tmp_path / "out", weights=tmp_path / "w.pth", **PLAIN)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_checkpoint_that_holds_itself_is_refused(tmp_path):
+    content = {"epoch": 3}
+    content["model"] = content
+    torch.save(content, tmp_path / "w.pth")
+    with pytest.raises(InvalidValueError, match="expected a state dict"):
+        read_weights(tmp_path / "w.pth")
 
 
 def test_damaged_and_exported_files_are_refused(small, tmp_path):
@@ -184,6 +213,18 @@ def test_a_packed_file_is_packed_again_with_other_words(small, tmp_path):
     assert identical(load_classifier(tmp_path / "again").model.state_dict(), small.state_dict())
 
 
+@pytest.mark.parametrize("kind", ["packed", "folder"])
+def test_what_has_weights_takes_no_others(kind, small, tmp_path):
+    torch.save(small.state_dict(), tmp_path / "w.pth")
+    source = tmp_path / "packed.safetensors"
+    if kind == "packed":
+        pack("small", source, weights=tmp_path / "w.pth", **PLAIN)
+    else:
+        source = Path(HAD["hugging_face"](tmp_path).words[0])
+    with pytest.raises(InvalidValueError, match="has its own; leave weights out"):
+        pack(source, tmp_path / "out", weights=tmp_path / "w.pth")
+
+
 def test_the_header_of_weights_declares_their_normalisation(small, tmp_path):
     path = tmp_path / "w.safetensors"
     safetensors_io.write(path, small.state_dict(), {"mean": "0.5,0.4,0.3", "std": "0.2,0.2,0.2"})
@@ -215,30 +256,6 @@ def test_images_are_normalised_as_the_folders_processor_does(told, tmp_path):
     assert torch.allclose(found, expected, atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("told", "side", "resize"),
-    [
-        ({"size": {"height": 48, "width": 48}, "resample": 3}, 48, "stretch bicubic"),
-        ({"size": 40}, 40, "stretch bilinear"),
-        ({"size": {"shortest_edge": 64}, "crop_size": {"height": 56, "width": 56}}, 56, "crop 0.875 bilinear"),
-        ({"size": {"shortest_edge": 64}, "crop_size": 56, "do_center_crop": False}, 64, "crop 1 bilinear"),
-        ({"size": {"shortest_edge": 224}, "crop_pct": 0.875, "resample": 3}, 224, "crop 0.875 bicubic"),
-        ({"size": {"shortest_edge": 384}, "crop_pct": 0.875}, 384, "stretch bilinear"),
-        ({}, SIDE, "stretch bilinear"),
-    ],
-)
-def test_side_and_resize_rule_are_those_of_the_folder(told, side, resize, tmp_path):
-    """A residual network, which takes images of any side; without a size in the folder it is that of the options."""
-    from transformers import ResNetConfig, ResNetForImageClassification
-
-    config = ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic", num_labels=4)
-    ResNetForImageClassification(config).save_pretrained(tmp_path / "net")
-    (tmp_path / "net" / "preprocessor_config.json").write_text(json.dumps(told))
-    pack(tmp_path / "net", tmp_path / "out", mean=0, std=1, **({} if told else {"side": SIDE}))
-    card = read_card(tmp_path / "out")
-    assert (card.side, card.resize) == (side, resize)
-
-
 def test_a_backbone_without_a_head_is_refused(tmp_path):
     from transformers import ViTConfig, ViTModel
 
@@ -246,6 +263,42 @@ def test_a_backbone_without_a_head_is_refused(tmp_path):
     ViTModel(ViTConfig(**small, image_size=SIDE, patch_size=8)).save_pretrained(tmp_path / "vit")
     with pytest.raises(InvalidValueError, match="lacks 2 weights of a ViTForImageClassification, such as classifier"):
         pack(tmp_path / "vit", tmp_path / "out", mean=0, std=1)
+
+
+@pytest.mark.parametrize("save", [lambda had, path: pack(had.words[0], path), lambda had, path: saved(had.model, path)])
+def test_class_names_of_the_folder_that_are_not_unique_get_their_number(save, tmp_path, caplog):
+    had = HAD["hugging_face"](tmp_path)
+    had.model.config.id2label = dict(enumerate(["crane", "dog", "crane", "bee"]))
+    had.model.config.save_pretrained(tmp_path / "vit")
+    with caplog.at_level(logging.WARNING, logger="safer_tta"):
+        card = save(had, tmp_path / "out")
+    assert card.classes == ("crane (0)", "dog", "crane (2)", "bee")
+    assert "crane (0)" in caplog.text
+
+
+def saved(model, path):
+    Classifier(model, mean=0, std=1).save(path)
+    return read_card(path)
+
+
+def test_only_the_double_names_are_in_the_error(small, tmp_path):
+    torch.save(small.state_dict(), tmp_path / "w.pth")
+    with pytest.raises(InvalidValueError, match=r"^classes have 'b', 'c' more than once; expected .* all different$"):
+        pack("small", tmp_path / "out", weights=tmp_path / "w.pth", **PLAIN, classes=list("abbcc"))
+
+
+def test_a_folder_of_a_timm_model_is_packed_as_the_error_says(tmp_path):
+    from transformers import TimmWrapperConfig, TimmWrapperForImageClassification
+
+    shown = {"mean": [0.5, 0.4, 0.3], "std": [0.2, 0.3, 0.4], "input_size": [3, SIDE, SIDE], "num_classes": 4}
+    config = TimmWrapperConfig(architecture="resnet10t", num_labels=4, pretrained_cfg=shown)
+    model = spread(TimmWrapperForImageClassification(config))
+    model.save_pretrained(tmp_path / "net")
+    with pytest.raises(InvalidValueError, match=r"safer pack timm:resnet10t --weights .* --mean 0.5,0.4,0.3 --std "):
+        pack(tmp_path / "net", tmp_path / "out")
+    weights = tmp_path / "net" / "model.safetensors"
+    pack("timm:resnet10t", tmp_path / "out", weights=weights, mean=[0.5, 0.4, 0.3], std=[0.2, 0.3, 0.4])
+    assert identical(load_classifier(tmp_path / "out").model.state_dict(), model.timm_model.state_dict())
 
 
 def test_a_timm_model_is_resized_as_timm_evaluates_it(tmp_path):

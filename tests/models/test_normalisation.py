@@ -69,11 +69,15 @@ def test_it_is_taken_from_what_the_model_carries(make, wrap, images, caplog):
 @pytest.mark.parametrize(
     ("processor", "mean", "std"),
     [
-        ({"image_mean": MEAN, "image_std": STD}, MEAN, STD),
+        ({"image_mean": MEAN, "image_std": STD, "do_normalize": True}, MEAN, STD),
         ({"image_mean": MEAN, "image_std": STD, "do_normalize": True, "rescale_factor": 1 / 255}, MEAN, STD),
-        ({"image_processor": {"image_mean": MEAN, "image_std": STD}}, MEAN, STD),
+        ({"image_processor": {"image_mean": MEAN, "image_std": STD, "do_normalize": True}}, MEAN, STD),
         ({"image_mean": MEAN, "image_std": STD, "do_normalize": False}, [0.0] * 3, [1.0] * 3),
-        ({"image_mean": [127.5] * 3, "image_std": [255.0] * 3, "do_rescale": False}, [0.5] * 3, [1.0] * 3),
+        (
+            {"image_mean": [127.5] * 3, "image_std": [255.0] * 3, "do_normalize": True, "do_rescale": False},
+            [0.5] * 3,
+            [1.0] * 3,
+        ),
         ({"do_normalize": False, "rescale_factor": 1 / 127.5, "rescale_offset": True}, [0.5] * 3, [0.5] * 3),
     ],
 )
@@ -83,8 +87,27 @@ def test_it_is_taken_from_the_image_processor_of_hugging_face(processor, mean, s
     torch.testing.assert_close(adapted(images).logits, by_hand)
 
 
+@pytest.mark.parametrize(
+    "processor",
+    [
+        {"do_normalize": None},
+        {"do_flip_channel_order": True},
+        {"image_processor_type": "EfficientNetImageProcessor", "include_top": True},
+        {"image_processor_type": "EfficientNetImageProcessor"},
+    ],
+)
+def test_what_an_image_processor_does_not_say_clearly_is_not_taken(processor, tmp_path, images):
+    told = {"image_mean": MEAN, "image_std": STD, "do_normalize": True, **processor}
+    told = {name: value for name, value in told.items() if value is not None}
+    model = hugging_face_like(tmp_path, **told)
+    with pytest.warns(UserWarning, match="no normalisation is declared"):
+        safer_tta.adapt(model, "none", "plain")
+    assert Classifier(model).mean is None
+
+
 def test_the_newer_file_of_hugging_face_is_read_too(tmp_path):
-    model = hugging_face_like(tmp_path, "processor_config.json", image_processor={"image_mean": MEAN, "image_std": STD})
+    told = {"image_mean": MEAN, "image_std": STD, "do_normalize": True}
+    model = hugging_face_like(tmp_path, "processor_config.json", image_processor=told)
     assert Classifier(model).mean.flatten().tolist() == pytest.approx(MEAN)
 
 

@@ -149,10 +149,15 @@ def test_a_model_without_normalisation_gets_none_from_the_name_of_its_network(tm
         assert load_classifier(tmp_path / name).normalised_by
 
 
-def test_the_type_of_the_numbers_is_kept(tmp_path):
-    model = zoo.create("small", num_classes=4).to(torch.bfloat16)
-    Classifier(model).save(tmp_path / "a", architecture="small", arguments={"num_classes": 4}, side=SIDE)
-    assert identical(load_classifier(tmp_path / "a").model.state_dict(), model.state_dict())
+@pytest.mark.parametrize("normalised", [{}, {"mean": [0.485, 0.456, 0.406], "std": 0.2}])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_the_type_of_the_numbers_is_kept(dtype, normalised, tmp_path):
+    model = zoo.create("small", num_classes=4).to(dtype)
+    had = Classifier(model, **normalised).eval()
+    had.save(tmp_path / "a", architecture="small", arguments={"num_classes": 4}, side=SIDE)
+    loaded = load_classifier(tmp_path / "a")
+    assert identical(loaded.model.state_dict(), model.state_dict())
+    assert torch.equal(loaded(IMAGES.to(dtype))[1], had(IMAGES.to(dtype))[1])
 
 
 def test_the_stride_of_the_imagenet_network_is_kept(tmp_path):

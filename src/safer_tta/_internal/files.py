@@ -20,6 +20,8 @@ def atomic_write(path: FilePath) -> Iterator[IO[bytes]]:
         OSError: If the file cannot be written; the error names it, also if there is no room for it.
     """
     path = Path(path)
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a folder; expected the name of a file")
     if not path.parent.is_dir():
         raise FileNotFoundError(f"{path.parent} is not a folder; create it before writing {path.name} there")
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")

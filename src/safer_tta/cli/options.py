@@ -47,11 +47,20 @@ def check_weights(weights: str | None) -> str | None:
     return weights
 
 
+LISTS = (".txt", ".csv", ".tsv", ".lst", ".names")  # endings of files with the names of classes
+
+
 def parse_classes(text: str | None) -> str | None:
     """Return the names of classes, one a line, from a file or from a list with commas."""
     if text is None:
         return None
-    lines = Path(text).read_text(encoding="utf-8").splitlines() if Path(text).is_file() else text.split(",")
+    file = Path(text)
+    if "," not in text and not file.exists() and (file.suffix in LISTS or len(file.parts) > 1):
+        raise typer.BadParameter(f"{text} does not exist; expected a file with one name a line, or names: a,b,c")
+    try:  # other programs begin text files with a mark, which is no part of the first name
+        lines = file.read_text(encoding="utf-8-sig").splitlines() if file.is_file() else text.split(",")
+    except UnicodeDecodeError as error:
+        raise typer.BadParameter(f"{text} is not text in UTF-8 ({error}); save it as that") from None
     return "\n".join(name.strip() for name in lines if name.strip())
 
 

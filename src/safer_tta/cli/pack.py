@@ -39,6 +39,7 @@ def pack(
     as_json: options.AsJson = False,
 ) -> None:
     """Put a model and all that it takes to run it into one file, which serve, run, attack, train and bench take."""
+    from .._internal import user_code
     from ..models import pack as write
     from ..models.building import is_own_code
 
@@ -49,7 +50,9 @@ def pack(
     )  # fmt: skip
     shown: dict[str, Any] = {"model": str(out), "architecture": card.architecture, "classes": len(card.classes)}
     shown |= {"side": card.side, "resize": card.resize, "mean": card.mean, "std": card.std}
-    code = f"--extension {source.rpartition(':')[0]} " if is_own_code(card.architecture) else ""
+    own = user_code.find(card.architecture.partition(":")[0]) if is_own_code(card.architecture) else None
+    file = source.rpartition(":")[0] or (own.module.__file__ if own else "")  # a packed file does not name it
+    code = f"--extension {file} " if own else ""
     result({**shown, "next": f"safer {code}serve --model {out}"}, as_json)
 
 

@@ -12,7 +12,7 @@ from .. import predictors
 from .._internal.defaults import METHOD, PREDICTOR
 from ..api import adapt
 from ..errors import InvalidValueError
-from ..evaluation.scores import has_labels, split
+from ..evaluation.scores import check_range, has_labels, split
 from ..methods import Method
 from ..predictors import Plain, Predictor, take_images
 from ..views.augment import crop_and_flip, jitter
@@ -47,7 +47,7 @@ def compare(
         **options: Further arguments of `adapt`, such as mean, std, norm or the method's own.
 
     Raises:
-        InvalidValueError: If there is no batch, or some have labels and others do not.
+        InvalidValueError: If there is no batch, some have labels and others do not, or a label is that of no class.
     """
     shared = {name: options[name] for name in SHARED & options.keys()}
     name, plain = _plain(predictor)
@@ -62,6 +62,8 @@ def compare(
         truth.append(labels)
         for one, adapted in asked.items():
             answers[one].add(adapted, images, Generator().manual_seed(seed + number))
+            if labels is not None:
+                check_range(labels, answers[one].probs[-1].shape[1])
     return weigh({one: found.tensors() for one, found in answers.items()}, _whole(truth))
 
 

@@ -92,8 +92,24 @@ def split(batch: Any, key: str | None = None) -> tuple[Tensor, Tensor, Tensor | 
     if not isinstance(labels, Tensor) or labels.is_floating_point() or labels.shape != (len(images),):
         came = f"{labels.dtype} {tuple(labels.shape)}" if isinstance(labels, Tensor) else type(labels).__name__
         raise InvalidValueError(f"labels are {came}; expected a tensor of {len(images)} whole numbers, one per image")
+    if labels.dtype == torch.bool:
+        raise InvalidValueError("labels are true or false; expected the numbers of the classes, from 0")
+    check_range(labels)
     attacked = more[0] if more and isinstance(more[0], Tensor) and more[0].dtype == torch.bool else None
     return images, labels, attacked
+
+
+def check_range(labels: Tensor, classes: int | None = None) -> None:
+    """Refuse labels that are the number of no class; without `classes` only negative ones."""
+    if not len(labels):
+        return
+    lowest, highest = int(labels.min()), int(labels.max())
+    if lowest < 0 or (classes is not None and highest >= classes):
+        known = "from 0" if classes is None else f"from 0 to {classes - 1}, as the model has {classes} classes"
+        raise InvalidValueError(
+            f"labels are from {lowest} to {highest}; expected numbers of classes {known}. Subtract 1 if yours start at "
+            "1, and leave out images without a label"
+        )
 
 
 def has_labels(batch: Any) -> bool:
@@ -123,6 +139,7 @@ def _answer(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Return what is kept of a batch, on the CPU; suspicion is NaN if the predictor does not estimate it."""
     prediction = adapt(images)
+    check_range(labels, prediction.probs.shape[1])
     suspicion = prediction.probs.new_full([len(labels)], torch.nan)
     suspicion = suspicion if prediction.suspicion is None else prediction.suspicion
     return prediction.probs.double().cpu(), labels.cpu(), suspicion.cpu(), None if attacked is None else attacked.cpu()

@@ -5,6 +5,7 @@ import math
 import os
 import reprlib
 import zipfile
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -51,8 +52,12 @@ class Card:
             raise InvalidTypeError(f"head is {self.head!r}; expected the name of a layer")
         if not isinstance(self.output, str | int | None):
             raise InvalidTypeError(f"output is {self.output!r}; expected a key or an index of what the network returns")
-        if len(set(self.classes)) < len(self.classes) or not self.classes:
-            raise InvalidValueError(f"classes are {list(self.classes)}; expected one name for each, all different")
+        if not self.classes:
+            raise InvalidValueError("classes are empty; expected one name for each")
+        if len(set(self.classes)) < len(self.classes):
+            double = [name for name, count in Counter(self.classes).items() if count > 1]
+            named = ", ".join(map(repr, double[:5])) + (f" and {len(double) - 5} more" if len(double) > 5 else "")
+            raise InvalidValueError(f"classes have {named} more than once; expected one name for each, all different")
 
     def metadata(self) -> dict[str, str]:
         """Return it as text for the header of a file."""

@@ -4,7 +4,7 @@ import argparse
 import json
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from .._internal import safetensors_io
-from .._internal.resizing import Resize
+from .._internal.resizing import STRETCH, Resize
 from ..errors import InvalidValueError
-from . import building, packing, recognising, zoo
+from . import building, packing, probing, recognising, zoo
 from .card import SIDE, Card, check_program
 from .classifier import Classifier
 from .head import JOIN
@@ -23,10 +23,12 @@ from .normalisation import Statistics, read_processors
 log = logging.getLogger("safer_tta")
 
 FilePath = str | os.PathLike[str]
+PREFIX = f"{building.HUGGING_FACE}:"
 Opened = tuple[nn.Module, dict[str, Any]]  # a network, and what is known of it
 # Where training programs put the weights in a checkpoint; averaged weights first, as timm does.
 PLACES = ("state_dict_ema", "model_ema", "state_dict", "model_state_dict", "model", "net")
-PREFIXES = ("_orig_mod.", "module.", "model.")  # of torch.compile, DataParallel and Lightning
+DEEPEST = 8  # places inside one another; a damaged checkpoint may hold itself
+PREFIXES = ("_orig_mod.", "module.", "model.", "timm_model.")  # of torch.compile, DataParallel, Lightning, transformers
 
 
 def pack(
@@ -70,6 +72,10 @@ def pack(
         shown |= {"mean": mean, "std": std}
     shown |= {name: value for name, value in (("head", head), ("output", output)) if value is not None}
     classifier = Classifier(network, **shown)
+    if folder := _folder(source):
+        known = {**found, **given}
+        trusted = {*given, *({"mean"} if mean is not None else ())}
+        probing.check(folder, classifier, known.get("side"), known.get("resize", str(STRETCH)), trusted)
     if not classifier.normalised_by:
         raise InvalidValueError(
             f"{source} does not say how images were normalised in training. Give mean and std, for pixels in [0,1]: "
@@ -81,23 +87,36 @@ def pack(
 def _open(source: FilePath, weights: FilePath | None, arguments: dict[str, Any], head: str | None) -> Opened:
     """Return a network with its weights, and what is known of it."""
     text = os.fspath(source)
-    folder = Path(text.removeprefix(f"{building.HUGGING_FACE}:"))
-    if folder.is_dir():
-        if weights is not None:
-            raise InvalidValueError(f"weights is {weights} and {folder} has its own; leave weights out")
+    if folder := _folder(source):
+        _check_alone(folder, weights)
         return _open_folder(folder)
-    if text.startswith(f"{building.HUGGING_FACE}:"):
+    if text.startswith(PREFIX):
         raise InvalidValueError(
-            f"{folder} is not a folder; expected the one that save_pretrained wrote, on this machine"
+            f"{text.removeprefix(PREFIX)} is not a folder; expected the one that save_pretrained wrote, on this machine"
         )
-    if folder.is_file():
-        classifier = packing.load_classifier(folder)
+    file = Path(text)
+    if file.suffix == ".py":
+        raise InvalidValueError(f"{text} names a file without a function; expected {text}:FUNCTION, which builds it")
+    if file.is_file():
+        classifier = packing.load_classifier(file)
+        _check_alone(file, weights)
         card = classifier.card
         assert card is not None
         # The file says how images are normalised, and what the library knows for the name does not count.
         known = {**vars(card), "mean": card.mean or 0.0, "std": card.std or 1.0}
         return classifier.model, {name: value for name, value in known.items() if name != "code"}
     return _open_architecture(text, weights, arguments, head)
+
+
+def _folder(source: FilePath) -> Path | None:
+    """Return the folder of a Hugging Face model, if that is the source."""
+    folder = Path(os.fspath(source).removeprefix(PREFIX))
+    return folder if folder.is_dir() else None
+
+
+def _check_alone(source: Path, weights: FilePath | None) -> None:
+    if weights is not None:
+        raise InvalidValueError(f"weights is {weights} and {source} has its own; leave weights out")
 
 
 def _open_architecture(text: str, weights: FilePath | None, arguments: dict[str, Any], head: str | None) -> Opened:
@@ -114,7 +133,7 @@ def _open_architecture(text: str, weights: FilePath | None, arguments: dict[str,
     tensors, metadata = read_weights(weights)
     note = metadata.get("architecture", "").partition(",")[2]  # where the strides of a residual network are
     found["architecture"] = f"{architecture},{note}" if note and architecture == "resnet50" else architecture
-    model = _build_for(found["architecture"], arguments, tensors, head, own)
+    model, tensors = _build_for(found["architecture"], arguments, tensors, head, own)
     try:
         zoo.load(model, tensors, origin=os.fspath(weights), new_head=False)
     except InvalidValueError as error:
@@ -127,17 +146,21 @@ def _open_architecture(text: str, weights: FilePath | None, arguments: dict[str,
 
 
 def _build_for(
-    architecture: str, arguments: dict[str, Any], tensors: Mapping[str, Tensor], head: str | None, own: bool
-) -> nn.Module:
-    """Return a network with as many classes as these weights; how many is added to its arguments."""
+    architecture: str, arguments: dict[str, Any], tensors: dict[str, Tensor], head: str | None, own: bool
+) -> tuple[nn.Module, dict[str, Tensor]]:
+    """Return a network with as many classes as these weights, and them by its names.
+
+    How many classes there are is added to the arguments.
+    """
     model = building.build(architecture, arguments)
+    tensors = _strip(tensors, model.state_dict())
     if own or "num_classes" in arguments:
-        return model
+        return model, tensors
     classifier = Classifier(model, head=head)
     rows = tensors.get(f"{classifier.head_name.partition(JOIN)[0]}.weight")
     arguments["num_classes"] = classifier.num_classes if rows is None else len(rows)
     same = arguments["num_classes"] == classifier.num_classes
-    return model if same else building.build(architecture, arguments)
+    return model if same else building.build(architecture, arguments), tensors
 
 
 # --- weights --------------------------------------------------------------------------------------------------------
@@ -159,16 +182,18 @@ def read_weights(path: FilePath) -> tuple[dict[str, Tensor], dict[str, str]]:
         raise InvalidValueError(
             f"{problem}. Where the model is, write torch.save(model.state_dict(), 'weights.pth') and pack that"
         ) from error
-    return _strip(_find_state(content, path)), {}
+    return _find_state(content, path), {}
 
 
 def _find_state(content: Any, path: FilePath) -> dict[str, Tensor]:
-    """Return the state dict in a checkpoint."""
-    for name in PLACES if isinstance(content, Mapping) else ():
-        if isinstance(content.get(name), Mapping):
-            log.info("%s: taking the weights under %r", path, name)
-            content = content[name]
+    """Return the state dict in a checkpoint, however deep it is."""
+    for _ in range(DEEPEST):
+        inner = content if isinstance(content, Mapping) else {}
+        name = next((name for name in PLACES if isinstance(inner.get(name), Mapping)), None)
+        if name is None:
             break
+        log.info("%s: taking the weights under %r", path, name)
+        content = content[name]
     tensors = {str(n): t for n, t in content.items() if isinstance(t, Tensor)} if isinstance(content, Mapping) else {}
     if not tensors or len(tensors) < len(content):
         held = list(content)[:5] if isinstance(content, Mapping) else type(content).__name__
@@ -178,12 +203,15 @@ def _find_state(content: Any, path: FilePath) -> dict[str, Tensor]:
     return tensors
 
 
-def _strip(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Take off the prefixes that wrappers put before every name."""
-    for prefix in PREFIXES:
-        if all(name.startswith(prefix) for name in tensors):
-            tensors = {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
-    return tensors
+def _strip(tensors: dict[str, Tensor], known: Collection[str]) -> dict[str, Tensor]:
+    """Take off the prefixes that wrappers put before every name, if there is then a name that the network has."""
+    shorter = tensors
+    while not any(name in known for name in shorter):
+        prefix = next((prefix for prefix in PREFIXES if all(name.startswith(prefix) for name in shorter)), None)
+        if prefix is None:
+            return tensors
+        shorter = {name.removeprefix(prefix): tensor for name, tensor in shorter.items()}
+    return shorter
 
 
 # --- Hugging Face ---------------------------------------------------------------------------------------------------
@@ -191,6 +219,7 @@ def _strip(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def _open_folder(folder: Path) -> Opened:
     """Return the model of a local folder as transformers loads it, and what its files say of it."""
+    _refuse_timm(folder)
     try:
         from transformers import AutoModelForImageClassification
     except (ImportError, RuntimeError) as error:
@@ -214,10 +243,30 @@ def _open_folder(folder: Path) -> Opened:
     return model.eval(), {**found, **next(sizes, {})}
 
 
+def _refuse_timm(folder: Path) -> None:
+    """Refuse a folder with a model of timm, which transformers only wraps, and say how to pack it."""
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        architecture, wrapped = config.get("architecture"), config.get("model_type", "timm_wrapper") == "timm_wrapper"
+    except (OSError, ValueError, AttributeError):
+        return  # transformers says what is wrong with it
+    if not architecture or not wrapped:
+        return
+    shown = config.get("pretrained_cfg") or {}
+    parts = {name: ",".join(map(str, shown[name])) for name in ("mean", "std") if isinstance(shown.get(name), list)}
+    options = "".join(f" --{name} {numbers}" for name, numbers in parts.items())
+    raise InvalidValueError(
+        f"{folder} holds a model of timm. Pack it as that: safer pack timm:{architecture} --weights "
+        f"{folder}/model.safetensors{options} --out model.safetensors"
+    )
+
+
 def _read_size(told: Mapping[str, Any]) -> dict[str, Any]:
     """Return the side and the resize rule of an image processor, as far as it has them."""
     size, crop = told.get("size"), told.get("crop_size")
-    size = {"height": size} if isinstance(size, int) else size or {}
+    if isinstance(size, int):  # as older files have it; ConvNeXt's is that of the shorter side
+        size = {"shortest_edge" if told.get("crop_pct") else "height": size}
+    size = size or {}
     crop = {"height": crop} if isinstance(crop, int) else crop or {}
     kind = "bicubic" if told.get("resample") == 3 else "bilinear"
     shorter = size.get("shortest_edge")

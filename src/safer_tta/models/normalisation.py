@@ -158,16 +158,28 @@ def read_processors(folder: Path) -> Iterator[tuple[Path, Mapping[str, Any]]]:
 
 
 def _of_processor(config: Mapping[str, Any], where: str) -> Found | None:
-    """Return the normalisation of a processor, for pixels in [0,1] whatever it rescales them to."""
+    """Return the normalisation of a processor, for pixels in [0,1] whatever it rescales them to.
+
+    None if the file does not say it all: without `do_normalize` it depends on the kind of processor, EfficientNet's
+    `include_top` divides by std a second time, and channels in another order are more than a normalisation.
+    """
+    top = "EfficientNet" in _kind(config) and config.get("include_top", True)
+    if "do_normalize" not in config or config.get("do_flip_channel_order") or top:
+        return None
     scale = 255 * float(config.get("rescale_factor", 1 / 255)) if config.get("do_rescale", True) else 255.0
     offset = 1.0 if config.get("rescale_offset", False) else 0.0
     mean, std = [0.0], [1.0]
-    if config.get("do_normalize", "image_mean" in config):
+    if config["do_normalize"]:
         declared = _read(config, "image_mean", "image_std", where)
         if declared is None:
             return None
         mean, std = (torch.as_tensor(s).reshape(-1).tolist() for s in declared[:2])
     return Found([(m + offset) / scale for m in mean], [s / scale for s in std], where)
+
+
+def _kind(config: Mapping[str, Any]) -> str:
+    """Return the name of a processor's class."""
+    return str(config.get("image_processor_type") or config.get("feature_extractor_type") or "")
 
 
 def _read(config: Mapping[str, Any], mean: str, std: str, where: str) -> Found | None:

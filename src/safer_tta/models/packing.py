@@ -70,6 +70,8 @@ def unpack(card: Card, tensors: Mapping[str, Tensor]) -> Classifier:
     classifier.normalised_by = "its file" if from_file else classifier.normalised_by or normalisation.AS_THEY_ARE
     _fit_head(classifier, len(card.classes))
     _match_types(model, tensors)
+    if classifier.mean is not None and classifier.std is not None:
+        classifier.mean, classifier.std = (s.to(classifier.dtype) for s in (classifier.mean, classifier.std))
     zoo.load(model, tensors, origin="the file", new_head=False)
     _check_finite(model, tensors)
     classifier.card = card

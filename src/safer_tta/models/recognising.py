@@ -1,6 +1,8 @@
 """What a model's file has to say of a model, as far as the model shows it itself."""
 
 import json
+import logging
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,8 @@ from ..errors import InvalidTypeError, InvalidValueError
 from . import building
 from .card import Card
 from .classifier import Classifier
+
+log = logging.getLogger("safer_tta")
 
 Found = dict[str, Any]
 SHOWN = ("architecture", "arguments", "classes", "side", "resize")  # by the card of a model that was loaded
@@ -57,6 +61,11 @@ def resolve(architecture: str) -> Found:
     file, _, name = architecture.rpartition(":")
     if not file.endswith(".py"):
         return {"architecture": architecture}
+    if not building.is_own_code(f"{Path(file).stem}:{name}"):
+        raise InvalidValueError(
+            f"{architecture} would be taken for a network of {Path(file).stem}; expected FILE.py:FUNCTION of a file "
+            "with another name. Rename it"
+        )
     user_code.load(file)
     return {"architecture": f"{Path(file).stem}:{name}"}
 
@@ -82,11 +91,21 @@ def from_config(name: str, config: Mapping[str, Any]) -> Found:
     found: Found = {"architecture": f"{building.HUGGING_FACE}:{name}", "arguments": {"config": kept}}
     labels = [label for _, label in sorted((int(n), str(text)) for n, text in kept.get("id2label", {}).items())]
     if labels and not all(label == f"LABEL_{n}" for n, label in enumerate(labels)):
-        found["classes"] = labels
+        found["classes"] = _distinct(labels)
     side = kept.get("image_size")
     if side:
         found["side"] = int(side if isinstance(side, int) else side[0])
     return found
+
+
+def _distinct(labels: list[str]) -> list[str]:
+    """Add its number to every name that several classes have, such as ImageNet's two cranes."""
+    counts = Counter(labels)
+    double = [name for name, count in counts.items() if count > 1]
+    if double:
+        example = f"{double[0]} ({labels.index(double[0])})"
+        log.warning("%d of the model's class names are not unique; they get their number: %s", len(double), example)
+    return [f"{name} ({number})" if counts[name] > 1 else name for number, name in enumerate(labels)]
 
 
 def from_timm(model: nn.Module, arguments: Mapping[str, Any]) -> Found:
