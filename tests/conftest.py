@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 import safer_tta
-from safer_tta.models import statistics
 
 SHARED = Path(os.environ.get("SAFER_SHARED", Path(__file__).parents[2] / "shared"))
 PACS = SHARED / "data" / "PACS"
@@ -173,12 +172,6 @@ LEARNING: dict[str, dict[str, float]] = {
     "sotta": {"threshold": 0.3, "every": 6, "capacity": 10},
     "tesla": {"easy_views": 1},
 }
-
-
-@pytest.fixture
-def learn_from_few_classes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Learn although a network with random weights names one class, as from a stream that names many."""
-    monkeypatch.setattr(statistics, "LEAST_DIVERSE", 0.0)
 
 
 def learnt(adapted: safer_tta.Method, stream: list[Tensor]) -> list[Tensor]:

@@ -9,7 +9,6 @@ from safer_tta.models.norm import NORMS
 from tests.conftest import CLASSES, LEARNING, batches, classifier, identical, learnt
 from tests.contract.parts import BAD_BATCHES
 
-pytestmark = pytest.mark.usefixtures("learn_from_few_classes")
 REFUSED = {("medbn", "bn")}  # it refuses a model whose batch norms are replaced
 OWN = [name for name in methods.METHODS if methods.METHODS[name].own_norms]
 OTHERS = [name for name in methods.METHODS if name not in OWN]
@@ -88,9 +87,9 @@ class TestFollowing:
         adapted = make(norm, method, "safer")
         for image in batches(4, size=1):
             assert torch.isfinite(adapted(image).probs).all()
-        stream = adapted.classifier.statistics
+        statistics = adapted.classifier.statistics
         since_restored = {"rdumb": 1, "memo": 0}.get(method, 4)
-        assert stream.window.images.item() == (since_restored if stream.active else 0)
+        assert statistics.window.images.item() == (since_restored if statistics.active else 0)
 
     def test_an_exported_model_answers_single_images_as_in_a_batch(self, norm, method, images):
         adapted = make(norm, method, "plain")

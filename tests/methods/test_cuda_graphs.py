@@ -39,7 +39,6 @@ def test_repeating_methods_have_no_steps_of_their_own():
         assert METHODS[name].draw is Method.draw
 
 
-@pytest.mark.usefixtures("learn_from_few_classes")
 @pytest.mark.parametrize("name", REPEATING)
 @pytest.mark.parametrize("predictor", ["plain", SAFER, GATE])
 def test_asynchronous_steps_answer_and_learn_as_others_do(name, predictor):

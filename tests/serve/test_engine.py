@@ -70,7 +70,6 @@ def test_a_collapse_raises_an_alarm_and_a_rollback_by_hand_does_not(source_file,
         assert b"safer_tta_alarms_total 1.0" in made.metrics.text()
 
 
-@pytest.mark.usefixtures("learn_from_few_classes")
 def test_metrics_count_what_happened(source_file, tmp_path):
     def counted(made):
         lines = [line.split() for line in made.metrics.text().decode().splitlines() if not line.startswith("#")]

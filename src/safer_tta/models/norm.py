@@ -106,7 +106,7 @@ NORMS: Registry[Norm] = Registry("norm", Norm)
 NORMS.register("medbn")(MedBN.like)
 
 
-@NORMS.register("stream", follows=True, version=2)
+@NORMS.register("stream", follows=True)
 def follow_stream(norm: nn.Module, window: Window) -> nn.Module:
     """Return the version of a batch norm that follows the stream; layers without source statistics stay as they are."""
     if not isinstance(norm, _BatchNorm) or norm.running_mean is None:

@@ -79,11 +79,11 @@ class StreamStatistics(nn.Module):
 
     @torch.no_grad()
     def diverse(self) -> Tensor:
-        """Return whether the stream, with the batch at hand, shows enough different images to learn from."""
+        """Return whether the stream, with the batch at hand, shows enough different images to learn from: 0 or 1."""
         shares, images = self.window.answers, self.window.images
         if self._ballot:
             shares, images = self.window.after(torch.cat([answers for answers, _ in self._ballot]))
-        return independent(shares, images) >= LEAST_DIVERSE
+        return (independent(shares, images) >= LEAST_DIVERSE).float()
 
     @torch.no_grad()
     def commit(self) -> None:

@@ -27,7 +27,7 @@ from .cost import Cost
 from .cuda_graphs import Accelerator
 from .exporting import export
 from .options import declared, signature
-from .pace import diverse, paced
+from .pace import paced, weigh
 from .parameters import trainable_parameters
 from .state import Snapshot, State
 from .step import Step
@@ -167,7 +167,7 @@ class Method:
         """Make one more update, from within `commit`; `loss` is called once for every gradient that it asks for."""
         held = self.state.hold()
         with torch.enable_grad():
-            value = loss() if diverse(self.statistics) else None
+            value = loss()
             if value is not None:
                 self._update(value, loss, held)
 
@@ -336,11 +336,12 @@ class Method:
     def _step(self, images: Tensor, draw: Draw, held: Snapshot) -> Prediction:
         step = self.look(images, draw)
         answer = step.prediction.detach()
-        if step.loss is None or not diverse(self.statistics):
+        if step.loss is None:
             healthy = self._check(answer.probs.sum(), held)
         else:
             with paced(self.optimizer, self.statistics, len(images)):
-                healthy = self._update(step.loss, lambda: self.again(images, draw, step), held)
+                loss = weigh(step.loss, self.statistics)
+                healthy = self._update(loss, lambda: weigh(self.again(images, draw, step), self.statistics), held)
         if healthy:
             with torch.no_grad():
                 self.remember(step)  # before a commit that may restore everything, this too
