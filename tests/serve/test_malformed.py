@@ -122,7 +122,7 @@ MALFORMED = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def bad_stream(server):
     with Client(server.url) as asking:
         asking.create("bad")
