@@ -152,7 +152,7 @@ def test_dropped_statistics_come_back_in_an_exported_model(method, images):
     fresh = small_net()
     fresh.load_state_dict(exported.state_dict())
     torch.testing.assert_close(fresh.eval()(images), together)
-    assert adapted.classifier.model.norm1.running_mean is None  # the method itself goes on with the batch's
+    assert adapted.classifier.model.norm1.running_mean is None  # the method still uses statistics of the batch
 
 
 def test_an_exported_model_warns_where_medians_remain(images):

@@ -173,7 +173,7 @@ def check_program(path: FilePath) -> None:
 
 
 def _names_in(path: FilePath) -> list[str]:
-    """Return the names in a zip file; none if it is damaged, which whoever reads it will say."""
+    """Return the names in a zip file, or an empty list if it is damaged; reading it then gives the error."""
     try:
         with zipfile.ZipFile(path) as file:
             return file.namelist()

@@ -159,7 +159,7 @@ class Classifier(nn.Module):
             ) from error
         finally:
             if self.statistics is not None:
-                self.statistics.window.views = 1  # as for whoever calls the model itself
+                self.statistics.window.views = 1  # as a user who calls the model directly expects
             for module, name in self._caches:  # what was computed of weights, which may learn now
                 getattr(module, name).clear()
         if self.statistics is not None:
