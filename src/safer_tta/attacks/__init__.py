@@ -2,6 +2,7 @@
 
 from .._internal.autoload import import_all
 from .autoattack import autoattack
+from .dia import dia
 from .eot import eot_pgd
 from .pgd import pgd
 from .registry import ATTACKS
@@ -9,4 +10,4 @@ from .threat import full_threat
 
 import_all(__name__, __path__)
 
-__all__ = ["ATTACKS", "autoattack", "eot_pgd", "full_threat", "pgd"]
+__all__ = ["ATTACKS", "autoattack", "dia", "eot_pgd", "full_threat", "pgd"]

@@ -69,14 +69,23 @@ def attack_surrogate(
 
 
 def ascend(
-    gradient: Gradient, images: Tensor, *, eps: float, step: float, steps: int, norm: str, generator: Generator | None
+    gradient: Gradient,
+    images: Tensor,
+    *,
+    eps: float,
+    step: float,
+    steps: int,
+    norm: str,
+    generator: Generator | None,
+    first: Tensor | None = None,
 ) -> Tensor:
-    """Climb a gradient inside the ball of radius eps around the images, and end on 8-bit values."""
+    """Climb a gradient inside the ball of radius eps around the images, from `first` or at random, to 8-bit values."""
     check_threat(eps=eps, step=step, steps=steps, norm=norm)
     check_images(images, channels=())
     ball = BALLS[norm]
     images = images / LEVELS if images.dtype == torch.uint8 else images.detach()
-    perturbed = (images + ball.start(_uniform(images, generator), eps)).clamp(0, 1)
+    perturbed = images + ball.start(_uniform(images, generator), eps) if first is None else first
+    perturbed = perturbed.clamp(0, 1)
     for _ in range(steps):
         moved = perturbed + step * ball.direction(gradient(perturbed))
         perturbed = (images + ball.project(moved - images, eps)).clamp(0, 1)

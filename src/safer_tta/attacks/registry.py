@@ -9,12 +9,17 @@ from torch import Generator, Tensor
 from .._internal.registry import Registry
 from ..errors import InvalidValueError
 
+Threat = Mapping[str, Any]  # eps, norm, step, steps and what an attack takes besides
+
 
 class Make(Protocol):
-    """Attack images within a threat {eps, norm, step, steps, ...}; randomness comes from a generator on the CPU."""
+    """Attack images within a threat {eps, norm, step, steps, ...}; randomness comes from a generator on the CPU.
+
+    One that poisons is also told which images of the batch are the attacker's, and changes only these.
+    """
 
     def __call__(
-        self, model: Any, images: Tensor, labels: Tensor, threat: Mapping[str, Any], randomness: Generator
+        self, model: Any, images: Tensor, labels: Tensor, threat: Threat, randomness: Generator, *mine: Tensor
     ) -> Tensor: ...
 
 
@@ -26,6 +31,7 @@ class Attack:
     make: Make  # the attack itself. Its model is the attacker's own Classifier, or the deployed Predictor if it is live
     # whether it attacks the deployed predictor, batch by batch, and not a surrogate ahead of the stream
     live: bool = False
+    poisons: bool = False  # whether it changes the attacker's images to harm the answers to the others
     steps: int = 20  # how many steps it takes by default
     own_steps: bool = False  # whether it chooses the number and the size of its steps itself
     passes: float = 3  # forward passes of an image that a step costs, or the whole attack if it chooses its steps
@@ -39,10 +45,10 @@ class Attack:
         return {} if self.version == 1 else {"version": self.version}
 
     def perturb(
-        self, model: Any, images: Tensor, labels: Tensor, threat: Mapping[str, Any], randomness: Generator
+        self, model: Any, images: Tensor, labels: Tensor, threat: Threat, randomness: Generator, *mine: Tensor
     ) -> Tensor:
         """Attack images of bytes and return bytes; refuse what the threat does not allow."""
-        attacked = self.make(model, images, labels, threat, randomness)
+        attacked = self.make(model, images, labels, threat, randomness, *mine)
         levels = (attacked * 255).round()
         if levels.shape != images.shape:
             raise InvalidValueError(
