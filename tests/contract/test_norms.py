@@ -5,11 +5,11 @@ import torch
 
 from safer_tta import api, methods, predictors
 from safer_tta.errors import InvalidValueError
-from safer_tta.models import statistics
 from safer_tta.models.norm import NORMS
 from tests.conftest import CLASSES, LEARNING, batches, classifier, identical, learnt
 from tests.contract.parts import BAD_BATCHES
 
+pytestmark = pytest.mark.usefixtures("learn_from_few_classes")
 REFUSED = {("medbn", "bn")}  # it refuses a model whose batch norms are replaced
 OWN = [name for name in methods.METHODS if methods.METHODS[name].own_norms]
 OTHERS = [name for name in methods.METHODS if name not in OWN]
@@ -25,12 +25,6 @@ PAIRS = [
 def make(norm: str, method: str, predictor: str) -> methods.Method:
     options = {**LEARNING.get(method, {}), **({"margin": 1.0, "redundancy": 1.0} if method == "rdumb" else {})}
     return api.build(classifier(), method, predictor, norm=norm, seed=0, options=options)
-
-
-@pytest.fixture(autouse=True)
-def learn_from_few_classes(monkeypatch):
-    """A network with random weights names one class, whose loss would count for nothing."""
-    monkeypatch.setattr(statistics, "LEAST_DIVERSE", 0.0)
 
 
 @pytest.fixture

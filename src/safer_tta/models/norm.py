@@ -106,7 +106,7 @@ NORMS: Registry[Norm] = Registry("norm", Norm)
 NORMS.register("medbn")(MedBN.like)
 
 
-@NORMS.register("stream", follows=True)
+@NORMS.register("stream", follows=True, version=3)
 def follow_stream(norm: nn.Module, window: Window) -> nn.Module:
     """Return the version of a batch norm that follows the stream; layers without source statistics stay as they are."""
     if not isinstance(norm, _BatchNorm) or norm.running_mean is None:
@@ -202,6 +202,11 @@ def export(model: nn.Module) -> str:
                 "they now use those of source training, so it answers otherwise than the method did"
             )
     return next(iter(trouble), "")
+
+
+def exact_gradients(norms: Iterable[nn.Module]) -> AbstractContextManager[None]:
+    """Inside, gradients are those of what is computed, as an attacker wants them; norm "stream" has others."""
+    return temporarily([n for n in norms if isinstance(n, StreamNorm)], exact=True)
 
 
 def untracked(norms: Iterable[nn.Module]) -> AbstractContextManager[None]:

@@ -73,7 +73,6 @@ def unpack(card: Card, tensors: Mapping[str, Tensor]) -> Classifier:
     if classifier.mean is not None and classifier.std is not None:
         classifier.mean, classifier.std = (s.to(classifier.dtype) for s in (classifier.mean, classifier.std))
     zoo.load(model, tensors, origin="the file", new_head=False)
-    _check_finite(model, tensors)
     classifier.card = card
     return classifier.eval()
 
@@ -177,15 +176,3 @@ def _match_types(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
             )
         if name in tensors and tensors[name].dtype != own.dtype:
             own.data = own.data.to(tensors[name].dtype)
-
-
-def _check_finite(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Refuse weights that are NaN or infinite. Buffers may be minus infinity, as masks of attention are."""
-    for name, own in model.state_dict(keep_vars=True).items():
-        if name in tensors and own.is_floating_point():
-            wrong = ~own.isfinite() if isinstance(own, nn.Parameter) else own.isnan() | own.isposinf()
-            if bool(wrong.any()):
-                raise InvalidValueError(
-                    f"{name} has {int(wrong.sum())} of {own.numel()} numbers that are NaN or infinite, so its training "
-                    "has diverged or the file is damaged. Give weights that are finite"
-                )

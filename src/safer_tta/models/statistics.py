@@ -74,16 +74,16 @@ class StreamStatistics(nn.Module):
             layer.noted = None
         if self._passes is not None:
             answers = F.one_hot(logits.argmax(dim=1), logits.shape[1]).float()
-            answers = torch.unflatten(answers, 0, (views, -1))
+            answers = self.window.side_by_side(torch.unflatten(answers, 0, (views, -1)))
             self._passes.append((answers[1:].mean(dim=0) if len(answers) > 1 else answers[0], noted))
 
     @torch.no_grad()
     def diverse(self) -> Tensor:
-        """Return whether the stream, with the batch at hand, shows enough different images to learn from: 0 or 1."""
+        """Return whether the stream, with the batch at hand, shows enough different images to learn from."""
         shares, images = self.window.answers, self.window.images
         if self._ballot:
-            shares, images = self.window.after(torch.cat([answers for answers, _ in self._ballot]))
-        return (independent(shares, images) >= LEAST_DIVERSE).float()
+            shares, images = self.window.after(torch.cat([answers for answers, _ in self._ballot], dim=-2))
+        return independent(shares, images) >= LEAST_DIVERSE
 
     @torch.no_grad()
     def commit(self) -> None:
@@ -91,11 +91,11 @@ class StreamStatistics(nn.Module):
         ballot, self._ballot = self._ballot, None
         if not ballot:
             return
-        answers = torch.cat([answers for answers, _ in ballot])
+        answers = torch.cat([answers for answers, _ in ballot], dim=-2)
         for layer in self.following:
             passes = [noted[layer] for _, noted in ballot if layer in noted]
             if passes:
-                layer.remember(passes, len(answers))
+                layer.remember(passes, answers.shape[-2])
         self.window.add(answers)
 
     def copy_(self, other: StreamStatistics) -> None:

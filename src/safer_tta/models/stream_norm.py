@@ -12,6 +12,9 @@ say that images of one class follow each other, 1/n = 1/images + (Σ p² - its v
 
 Gradients flow as if the statistics were those of the batch. Batch norm undoes any scale and shift of its inputs, so a
 step gains nothing from them. Without that, a method that learns from its own confidence lets activations grow.
+
+Batches of several streams may pass side by side, an image of each in turn, (V,B,G,...). Scale, shift, votes and
+deviations then have a first dimension of streams, G, and nothing is computed across streams.
 """
 
 from collections.abc import Callable, Sequence
@@ -71,21 +74,23 @@ class StreamNorm(nn.Module):
             out = F.batch_norm(x, mean, variance, self.weight, self.bias, False, 0.0, self.eps)
             return self.behind(out)  # type: ignore[no-any-return]
         window = self._window[0]
-        if len(x) % window.views:
+        if len(x) % (window.views * window.streams.numel()):
             raise InvalidValueError(
                 f"a batch norm got {len(x)} inputs, which is no multiple of the {window.views} views of each image; "
                 "expected a model that passes all views together, or norm='model'"
             )
         moments = _moments(x if self.exact else x.detach())
-        votes = self.vote(*(torch.unflatten(moment, 0, (window.views, -1)) for moment in moments))
+        by_view = (torch.unflatten(moment, 0, (window.views, -1)) for moment in moments)
+        votes = self.vote(*map(window.side_by_side, by_view))
         counted = self.count(votes)
-        self.noted = votes[-POLLED:].detach(), counted.detach()
-        deviations = torch.lerp(self.deviations, counted, window.share(len(votes)).clamp(max=MOST_OF_BATCH))
+        self.noted = votes[..., -POLLED:, :].detach(), counted.detach()
+        share = window.share(votes.shape[-2]).clamp(max=MOST_OF_BATCH).to(counted)
+        deviations = torch.lerp(self.deviations, counted, share)
         mean, variance = self.statistics(window.trust() * deviations)
         if self.exact:
             out = _normalise(x, mean, variance, self.weight, self.bias, self.eps)
         else:
-            own = moments[0].mean(dim=0), moments[1].mean(dim=0)
+            own = (torch.unflatten(moment, 0, (-1, *window.streams)).mean(dim=0) for moment in moments)
             out = as_batch_norm(x, mean, variance, self.weight, self.bias, self.eps, *own)
         return self.behind(out)  # type: ignore[no-any-return]
 
@@ -97,17 +102,17 @@ class StreamNorm(nn.Module):
         scale = self.running_var + self.eps
         first = (mean - self.running_mean) * scale.rsqrt()
         second = square + self.running_mean * (self.running_mean - 2 * mean)  # about the source's mean
-        return torch.cat([first, (second + self.eps) / scale - 1], dim=1)
+        return torch.cat([first, (second + self.eps) / scale - 1], dim=-1)
 
     def count(self, votes: Tensor) -> Tensor:
         """Return the result of votes (B,2C), completed by those before them."""
-        if len(votes) < POLLED:
-            votes = torch.cat([self.votes.to(votes), votes])[-POLLED:]
+        if votes.shape[-2] < POLLED:
+            votes = torch.cat([self.votes.to(votes), votes], dim=-2)[..., -POLLED:, :]
         return middle_mean(votes)
 
     def statistics(self, deviations: Tensor) -> tuple[Tensor, Tensor]:
         """Return mean and variance (C,) from deviations (2C,) on the scale of the source."""
-        first, second = deviations.chunk(2)
+        first, second = deviations.chunk(2, dim=-1)
         scale = self.running_var + self.eps
         mean = self.running_mean + first * scale.sqrt()
         return mean, scale * (1 + second - first.square()).clamp(min=LEAST_VARIANCE) - self.eps
@@ -115,10 +120,10 @@ class StreamNorm(nn.Module):
     @torch.no_grad()
     def remember(self, passes: Sequence[tuple[Tensor, Tensor]], images: int) -> None:
         """Note the votes of a batch that was learnt from."""
-        votes = torch.cat([self.votes, *(votes for votes, _ in passes)])[-POLLED:]
+        votes = torch.cat([self.votes, *(votes for votes, _ in passes)], dim=-2)[..., -POLLED:, :]
         counted = torch.stack([counted for _, counted in passes]).mean(dim=0)
         self.votes.copy_(torch.where(torch.isfinite(votes), votes, self.votes).clamp(-LARGEST_VOTE, LARGEST_VOTE))
-        share = self._window[0].share(images)
+        share = self._window[0].share(images).to(self.deviations)
         self.deviations.lerp_(torch.where(torch.isfinite(counted), counted, self.deviations), share)
 
     @torch.no_grad()
@@ -147,13 +152,17 @@ class _AsBatchNorm(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(x, mean, variance, weight, own_mean, own_square)
         ctx.eps, ctx.shifted = eps, bias is not None
-        return F.batch_norm(x, mean, variance, weight, bias, False, 0.0, eps)
+        if mean.ndim == 1:
+            return F.batch_norm(x, mean, variance, weight, bias, False, 0.0, eps)
+        return _side_by_side(x, mean, variance, weight, bias, eps)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, mean, variance, weight, own_mean, own_square = ctx.saved_tensors
-        axes, shape = [0, *range(2, x.ndim)], (1, -1, *(1,) * (x.ndim - 2))
-        count = x.numel() // x.shape[1]
+        given, streams = x.shape, mean.shape[:-1]
+        x, gradient = (torch.unflatten(t, 0, (-1, *streams)) for t in (x, gradient))
+        axes, shape = [0, *range(1 + mean.ndim, x.ndim)], (1, *mean.shape, *(1,) * (x.ndim - 1 - mean.ndim))
+        count = x.numel() // mean.numel()
         deviation = torch.rsqrt(variance + ctx.eps)
         total = gradient.sum(dim=axes, dtype=mean.dtype)
         along = (gradient * x).sum(dim=axes, dtype=mean.dtype) - mean * total
@@ -161,12 +170,33 @@ class _AsBatchNorm(torch.autograd.Function):
         own_variance = (own_square - own_mean.square()).clamp(min=0) + ctx.eps
         slope = -scale * along / (own_variance * count)
         offset = -scale * total / count - slope * own_mean
-        inputs = gradient * scale.view(shape) + x * slope.view(shape) + offset.view(shape)
+        if streams:  # many images: as few passes over them as possible
+            inputs = torch.addcmul(offset.view(shape), x, slope.view(shape))
+            inputs = torch.addcmul(inputs, gradient, scale.view(shape), out=torch.empty_like(x))
+        else:
+            inputs = gradient * scale.view(shape) + x * slope.view(shape) + offset.view(shape)
         weights = None if weight is None else along * deviation
-        return inputs.to(x.dtype), None, None, weights, total if ctx.shifted else None, None, None, None
+        return inputs.reshape(given).to(x.dtype), None, None, weights, total if ctx.shifted else None, None, None, None
 
 
 as_batch_norm: Callable[..., Tensor] = _AsBatchNorm.apply
+
+
+def _side_by_side(
+    x: Tensor, mean: Tensor, variance: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> Tensor:
+    """Normalise images of several streams, (B·G,C,...), with statistics of each, (G,C)."""
+    if x.is_contiguous():  # the channels of all streams beside each other, as if they were one image's
+        joined = x.view(-1, mean.numel(), *x.shape[2:])
+        scale, shift = (None if t is None else t.expand_as(mean).reshape(-1) for t in (weight, bias))
+        return F.batch_norm(joined, mean.flatten(), variance.flatten(), scale, shift, False, 0.0, eps).view_as(x)
+    scale = torch.rsqrt(variance + eps) if weight is None else weight * torch.rsqrt(variance + eps)
+    shift = -mean * scale if bias is None else bias - mean * scale
+    shape = (*mean.shape, *(1,) * (x.ndim - 2))
+    out = torch.empty_like(x)  # written at once, though x may be in half precision and the statistics are not
+    given, apart = (torch.unflatten(t, 0, (-1, len(mean))) for t in (x, out))
+    torch.addcmul(shift.view(shape), given, scale.view(shape), out=apart)
+    return out
 
 
 def _normalise(
@@ -191,5 +221,6 @@ def _moments(x: Tensor) -> tuple[Tensor, Tensor]:
 
 def middle_mean(votes: Tensor) -> Tensor:
     """Return the mean over images (N,·) of every column's middle half."""
-    left_out = int(LEFT_OUT * len(votes))
-    return votes.sort(dim=0).values[left_out : len(votes) - left_out].mean(dim=0)
+    images = votes.shape[-2]
+    left_out = int(LEFT_OUT * images)
+    return votes.sort(dim=-2).values[..., left_out : images - left_out, :].mean(dim=-2)

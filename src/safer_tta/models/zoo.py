@@ -76,6 +76,19 @@ def load(model: nn.Module, tensors: Mapping[str, Tensor], *, origin: str, new_he
         for name, tensor in tensors.items():
             if name not in head:
                 own[name].copy_(tensor)
+    _check_finite(model, tensors)
+
+
+def _check_finite(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Refuse weights that are NaN or infinite. Buffers may be minus infinity, as masks of attention are."""
+    for name, own in model.state_dict(keep_vars=True).items():
+        if name in tensors and own.is_floating_point():
+            wrong = ~own.isfinite() if isinstance(own, nn.Parameter) else own.isnan() | own.isposinf()
+            if bool(wrong.any()):
+                raise InvalidValueError(
+                    f"{name} has {int(wrong.sum())} of {own.numel()} numbers that are NaN or infinite, so its training "
+                    "has diverged or the file is damaged. Give weights that are finite"
+                )
 
 
 def check_name(name: str) -> None:

@@ -1,21 +1,13 @@
-"""How far a batch is learnt from where statistics follow the stream: by its size, and by how its images differ."""
+"""How far a batch is learnt from where statistics follow the stream: by its size."""
 
 import contextlib
 from collections.abc import Iterator
-from typing import TypeVar
 
-from torch import Tensor
 from torch.optim import Optimizer
 
 from ...models.statistics import StreamStatistics
 
 PACE = 64  # images that a full step is made for
-Loss = TypeVar("Loss", Tensor, Tensor | None)
-
-
-def weigh(loss: Loss, statistics: StreamStatistics | None) -> Loss:
-    """Return a loss, or zero while the stream shows too few different images to learn from."""
-    return loss if loss is None or statistics is None else loss * statistics.diverse()
 
 
 @contextlib.contextmanager
