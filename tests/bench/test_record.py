@@ -1,3 +1,4 @@
+import dataclasses
 import math
 import statistics
 from dataclasses import dataclass
@@ -116,3 +117,19 @@ def test_without_suspicion_there_is_neither_detection_nor_selection():
     record.add(prediction, torch.zeros(4, dtype=torch.int64), torch.tensor([True, True, False, False]), 0.1)
     figures = record.figures(CLASSES)
     assert figures["detection"] is figures["selective"] is figures["reliability"] is None
+
+
+def test_the_share_of_images_that_are_called_attacked():
+    record = Record()
+    for suspicion in ([0.1, 0.6, 0.9], [0.2, 0.5, 0.51]):
+        probs = torch.full((3, 2), 0.5)
+        report = Report(weights=torch.ones(1, 3), view_probs=probs[None], suspicion=torch.tensor(suspicion))
+        prediction = Prediction(probs, probs, probs, report)
+        record.add(prediction, torch.zeros(3, dtype=torch.long), torch.tensor([False, False, True]), 0.1)
+    figures = record.figures(2)
+    assert figures["flagged_clean"] == pytest.approx(25)
+    assert figures["flagged_attacked"] == pytest.approx(100)
+    ranking = dataclasses.replace(report, suspicion=None, signals={"x": torch.ones(3)})
+    only = Record()
+    only.add(Prediction(probs, probs, probs, ranking), torch.zeros(3, dtype=torch.long), torch.ones(3) > 0, 0.1)
+    assert only.figures(2)["flagged_clean"] is only.figures(2)["flagged_attacked"] is None

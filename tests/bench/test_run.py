@@ -117,6 +117,18 @@ def test_a_live_attack_hits_the_images_that_the_stream_chooses(place):
     assert row["accuracy_clean"] > 10
 
 
+def test_a_poisoning_attack_harms_the_images_that_it_leaves_alone(place):
+    """With batch statistics; a model that normalises with those of the source answers them as before."""
+    poison = {"name": "dia", "eps": 255, "step": 8, "steps": 10}
+    benign = {}
+    for method in ("none", "bn"):
+        for name, attack in (("calm", {**poison, "eps": 0.001, "steps": 1}), ("poisoned", poison)):
+            tasks = carried_out(place, {"method": method, "options": {}, "attack": attack})
+            benign[method, name] = place.results.row(tasks["run"].name)["accuracy_clean"]
+    assert benign["none", "poisoned"] == benign["none", "calm"]
+    assert benign["bn", "poisoned"] < benign["bn", "calm"]
+
+
 def test_a_live_attack_follows_the_updates(place):
     asked = {"predictor": "safer", "options": {"lr": 0.1}, "stream": {"batch": 8}, "attack": EOT}
     tasks = carried_out(place, asked)

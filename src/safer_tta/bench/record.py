@@ -17,7 +17,8 @@ from ..evaluation.metrics import calibration_error, detection, percent, selectiv
 from ..methods import Method
 from ..predictors import Prediction
 
-PER_IMAGE = {"probs", "labels", "attacked", "suspicion"}
+PER_IMAGE = {"probs", "labels", "attacked", "suspicion", "flagged"}
+FLAGGED = 0.5  # the suspicion above which an image is more probably attacked than not
 
 
 @dataclass
@@ -48,6 +49,7 @@ class Record:
             "dropped": torch.tensor([-1 if report.dropped is None else int(report.dropped)]),
             "reliability": _or_nan(report.reliability, len(report.weights))[None],
             "suspicion": _or_nan(suspicion, len(labels)),
+            "flagged": _or_nan(_flag(report.suspicion), len(labels)),
         }
         for column, values in new.items():
             self.columns.setdefault(column, []).append(values)
@@ -86,6 +88,8 @@ class Record:
             "attacked_share": 100 * float(attacked.double().mean()),
             "accuracy_attacked": percent(right[attacked]),
             "accuracy_clean": percent(right[~attacked]),
+            "flagged_clean": _share(table["flagged"][~attacked]),
+            "flagged_attacked": _share(table["flagged"][attacked]),
             "per_class": [percent(right[labels == k]) for k in range(classes)],
             "nll": float(-probs.double()[torch.arange(len(labels)), labels].clamp_min(1e-12).log().mean()),
             "ece": calibration_error(probs.double(), right),
@@ -101,6 +105,15 @@ class Record:
 
 def _hash(tensors: Mapping[str, Tensor]) -> str:
     return hash_bytes(name.encode() + safetensors_io.raw_bytes(tensors[name]) for name in sorted(tensors)).hex()
+
+
+def _flag(suspicion: Tensor | None) -> Tensor | None:
+    return None if suspicion is None else suspicion > FLAGGED
+
+
+def _share(flagged: Tensor) -> float | None:
+    """Return how many percent of the images were called attacked; None if the predictor does not say."""
+    return percent(flagged.double()) if len(flagged) and bool(torch.isfinite(flagged).all()) else None
 
 
 def _or_nan(values: Tensor | None, size: int) -> Tensor:

@@ -20,7 +20,8 @@ Row = dict[str, Any]
 SLIM = (
     "run", "dataset", "target", "source", "method", "norm", "options", "predictor", "predictor_options", "attack",
     "eps", "threat", "attack_rate", "order", "draw", "batch", "images", "seed", "accuracy", "accuracy_clean",
-    "accuracy_attacked", "nll", "ece", "ms_per_step", "device", "precision", "stream", "version",
+    "accuracy_attacked", "flagged_clean", "flagged_attacked", "nll", "ece", "ms_per_step",
+    "device", "precision", "stream", "version",
 )  # fmt: skip
 # Fields that differ between two executions of the same run; rows are compared without them.
 TIMING = ("ms_per_step", "images_per_s", "peak_mb", "device", "threads", "versions", "check")

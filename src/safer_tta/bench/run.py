@@ -109,7 +109,9 @@ def _attacked_live(experiment: Experiment, method: Method, batch: Batch, number:
     randomness = generator(experiment.stream.seed, attack.name, number)
     images, labels = batch.images.to(device), batch.labels.to(device)
     with method.answering():
-        attacked = ATTACKS[attack.name].perturb(method.predictor, images, labels, attack.threat, randomness)
+        known = ATTACKS[attack.name]
+        mine = (batch.attacked.to(device),) if known.poisons else ()
+        attacked = known.perturb(method.predictor, images, labels, attack.threat, randomness, *mine)
     return torch.where(batch.attacked[:, None, None, None], attacked.cpu(), batch.images)
 
 

@@ -143,15 +143,18 @@ def _save(path: Path, array: Bytes) -> None:
 
 @contextlib.contextmanager
 def locked(path: Path, *, wait: bool = True) -> Iterator[None]:
-    """Inside, no other process is in a block locked by this file; the lock ends with the process that holds it.
+    """Inside, no other process is in a block locked by this file or folder.
 
-    Without `wait` it raises BlockingIOError if another process is.
+    The lock ends with the process that holds it. Without `wait` it raises BlockingIOError if another process is.
     """
-    with open(path, "a") as file:
-        try:
-            import fcntl
-        except ImportError:  # Windows, where nothing is locked
-            yield
-            return
-        fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    try:
+        import fcntl
+    except ImportError:  # Windows, where nothing is locked
         yield
+        return
+    opened = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(opened)
