@@ -89,7 +89,8 @@ class Table:
                 facts[f"{row} / {column}"] = mean
                 shown.append(f"{mean} ± {spread}" if spread else mean)
             lines.append([row, *shown])
-        shown_lines = [["accuracy, %", *self.columns], *lines]
+        heading = "accuracy, %" if self.measure.startswith("accuracy") else "share, %"
+        shown_lines = [[heading, *self.columns], *lines]
         if self.upright:
             shown_lines = list(map(list, zip(*shown_lines, strict=True)))
         return facts, markdown(shown_lines[0], shown_lines[1:])

@@ -55,6 +55,7 @@ EOT: dict[str, Where] = {"transferred": {"attack": "pgd"}} | {
     f"EOT, {n} draw{'s' if n > 1 else ''}": {"attack": "eot", "threat": options(draws=n)} for n in (1, 4, 8)
 }
 KNOWING = {**around("tent"), "Tent + SAFER (mean)": run("tent", "safer", predictor_options=options(pool="mean"))}
+DIA = (options(steps=1), options(step=1 / 255))  # the threats of the plan `neighbours`
 METHODS = [
     "bn", "cotta", "eata", "memo", "none", "note", "pl", "rdumb", "rotta", "sar", "shot_im", "sotta", "t3a", "tent",
     "tesla", "tsd",

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
-from facts import Listing, Table, Where, markdown, read, select
+from facts import Listing, Table, markdown, read, select
+from norm_tables import NORM_TABLES
+from promises import CHAOS, Promises
 from selections import (
     DRAWN,
     EMBEDDED,
@@ -20,7 +22,6 @@ from selections import (
     HEADLINE,
     KNOWING,
     MEAN,
-    NONE,
     PACS,
     PAPER,
     RATES,
@@ -36,12 +37,7 @@ from selections import (
     run,
     speed,
 )  # fmt: skip
-
-
-def norms(columns: Mapping[str, Where], measure: str = "accuracy", **where: str) -> Table:
-    """A study of norms on two of the embedded domains."""
-    base = {**DRAWN, "order": "shuffled", **where}
-    return Table("norms", NORMS, columns, base, EMBEDDED[:2], spread="interval", measure=measure)
+from suspected import Suspected
 
 
 class Signals:
@@ -194,20 +190,9 @@ TUNED_AND_HELD_OUT = {
     for name, seeds in (("seeds 0 and 2", ("0", "2")), ("seed 3", ("3",)))
     for rate, where in RATES.items()
 }
-NORMS = {
-    "no adaptation": NONE,
-    "Tent, model": run("tent"),
-    "Tent, stream": run("tent", norm="stream"),
-    "Tent + SAFER-G, model": run("tent", "safer-g", norm="model"),
-    "Tent + SAFER-G, stream": run("tent", "safer-g", norm="stream"),
-}
-SIZES: dict[str, Where] = {
-    name: {"batch": str(n)}
-    for name, n in (("batches of 64", 64), ("batches of 16", 16), ("batches of 4", 4), ("single images", 1))
-}
 BATCHES = {f"batches of {n}": {"batch": str(n), "attack_rate": "0"} for n in (64, 16, 4, 1)}
 
-TABLES: dict[str, Table | Listing | Signals | Paper | Repeated | Choices | Soak] = {
+TABLES: dict[str, Table | Listing | Signals | Paper | Repeated | Choices | Suspected | Soak | Promises] = {
     # --- PACS: the mean of four targets
     "readme-table": Table("pacs", HEADLINE, RATES, USUAL, spread="interval"),
     "pacs-main": Table("pacs", PAPER, RATES, USUAL, spread="interval"),
@@ -312,26 +297,16 @@ TABLES: dict[str, Table | Listing | Signals | Paper | Repeated | Choices | Soak]
         complete=False,
     ),
     # --- statistics of normalisation layers
-    "norms-clean": norms(SIZES, attack_rate="0"),
-    "norms-attacked": norms(SIZES, attack_rate="100"),
-    "norms-neighbours": norms(
-        {"no neighbour attacked": {"attack_rate": "0"}, "half of the batch attacked": {"attack_rate": "50"}},
-        measure="accuracy_clean",
-    ),
-    "norms-targets": norms(by_target(EMBEDDED[:2])),
-    "norms-classes": norms(
-        {
-            f"{rate}, {name}": {**RATES[rate], **SIZES[name]}
-            for rate in ("clean", "all attacked")
-            for name in ("batches of 64", "batches of 4")
-        },
-        order="correlated",
-    ),
+    **NORM_TABLES,
+    # --- alarms
+    "alarms": Suspected(),
     # --- long runs
     "soak": Soak(),
     "soak-memory": Listing(
         "soak", {"method": "method", "early, MB": "early_mb", "at the end, MB": "end_mb"}, {"kind": "memory"}, digits=0
     ),
+    "chaos-promises": Promises(),
+    "chaos": CHAOS,
     "families": Families(),
     # --- time and memory
     "serve": Listing(
@@ -345,6 +320,10 @@ TABLES: dict[str, Table | Listing | Signals | Paper | Repeated | Choices | Soak]
         {"streams": "streams", "images per s": "images_per_s", "median, ms": "p50_ms"},
         {"section": "throughput"},
         digits=0,
+    ),
+    "streams": Listing(
+        "streams",
+        {"": "what", "median, ms": "ms", "images per s": "images_per_s", "ratio": "ratio", "peak, MB": "peak_mb"},
     ),
     "speed-cpu": speed(STEP, "steps", machine=CPU, system_allocator="false"),
     "speed-cpu-system-malloc": speed(STEP, "steps", machine=CPU, system_allocator="true"),
