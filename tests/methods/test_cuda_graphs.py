@@ -9,9 +9,10 @@ import torch
 import safer_tta
 from safer_tta._internal.optimizers import fuse
 from safer_tta.errors import InvalidValueError
-from safer_tta.methods import METHODS
+from safer_tta.methods import METHODS, learnt, moved
 from safer_tta.methods._frame.cuda_graphs import EAGER, MOST_FLAGS
 from safer_tta.methods._frame.method import Method
+from safer_tta.models import statistics
 from tests.conftest import adapt_small, batches, needs_cuda, overflow_gradients, same, small_net
 
 REPEATING = sorted(name for name, method in METHODS.items() if method.repeats)
@@ -39,6 +40,7 @@ def test_repeating_methods_have_no_steps_of_their_own():
         assert METHODS[name].draw is Method.draw
 
 
+@pytest.mark.usefixtures("learn_from_few_classes")
 @pytest.mark.parametrize("name", REPEATING)
 @pytest.mark.parametrize("predictor", ["plain", SAFER, GATE])
 def test_asynchronous_steps_answer_and_learn_as_others_do(name, predictor):
@@ -50,6 +52,23 @@ def test_asynchronous_steps_answer_and_learn_as_others_do(name, predictor):
         assert got.report.pipelines == expected.report.pipelines
         assert not got.probs.requires_grad
     torch.testing.assert_close(asynchronous.state_dict(), ordinary.state_dict(), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", REPEATING)
+@pytest.mark.parametrize("take", [Method.__call__, step])
+def test_a_batch_of_too_few_classes_is_noted_but_moves_no_weight(name, take, monkeypatch):
+    """Not even by the momentum of the steps before it."""
+    method, (first, second, third) = fused(name, GATE), batches(3)
+    monkeypatch.setattr(statistics, "LEAST_DIVERSE", 0.0)
+    fresh = method.state_dict()
+    take(method, first)
+    assert learnt(fresh, method.state_dict())
+    monkeypatch.setattr(statistics, "LEAST_DIVERSE", 1e9)
+    before = method.state_dict()
+    take(method, second)
+    take(method, third)
+    assert not learnt(before, method.state_dict())
+    assert moved(before, method.state_dict())
 
 
 @pytest.mark.parametrize("name", REPEATING)

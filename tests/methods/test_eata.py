@@ -38,6 +38,7 @@ def test_norms_that_answer_nothing_are_left_out():
     assert [bool(adapted.state.memory[f"fisher{i}"].any()) for i in range(4)] == [True, True, False, False]
 
 
+@pytest.mark.usefixtures("learn_from_few_classes")
 def test_a_reset_returns_to_the_fitted_start_after_a_load_too(tmp_path):
     fitted = eata()
     fitted.fit_source(batches(2))

@@ -166,6 +166,7 @@ def test_methods_learn_through_what_a_mixing_remembers(monkeypatch):
     assert seen(method).tolist() == [3]  # NaN is not remembered
 
 
+@pytest.mark.usefixtures("learn_from_few_classes")
 @pytest.mark.parametrize(("name", "learns"), [("none", False), ("tent", True)])
 def test_remembering_is_not_learning(name, learns):
     """A service tells its user whether a batch was learnt from."""

@@ -7,9 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.utils import get_total_norm
-from torch.optim import Optimizer
+from torch.optim import SGD, Adam, Optimizer
 
 from ..errors import InvalidValueError
+
+KEYS = {Adam: {"step", "exp_avg", "exp_avg_sq"}, SGD: {"momentum_buffer"}}  # what they remember of a parameter
 
 
 def tensors_of(optimizer: Optimizer) -> dict[str, Tensor]:
@@ -24,6 +26,7 @@ def tensors_of(optimizer: Optimizer) -> dict[str, Tensor]:
 def shapes_for(optimizer: Optimizer, names: Mapping[str, Tensor]) -> dict[str, torch.Size]:
     """Return the shapes that tensors of these names must have: their parameter's, or none for a count."""
     parameters = _parameters(optimizer)
+    _check_keys(optimizer, names)
     shapes = {}
     for name in names:
         index, _, key = name.partition(".")
@@ -31,6 +34,23 @@ def shapes_for(optimizer: Optimizer, names: Mapping[str, Tensor]) -> dict[str, t
             raise InvalidValueError(f"the state does not fit this model: {name} belongs to no parameter of it")
         shapes[name] = torch.Size() if key == "step" else parameters[int(index)].shape
     return shapes
+
+
+def _check_keys(optimizer: Optimizer, names: Mapping[str, Tensor]) -> None:
+    """Refuse a memory that is not whole; the next step would fail, or go on as if it were new."""
+    found: dict[str, set[str]] = {}
+    for name in names:
+        index, _, key = name.partition(".")
+        found.setdefault(index, set()).add(key)
+    wanted = KEYS.get(type(optimizer), next(iter(found.values()), set()))
+    if optimizer.param_groups[0].get("amsgrad"):
+        wanted = wanted | {"max_exp_avg_sq"}
+    for index, keys in found.items():
+        if keys != wanted:
+            raise InvalidValueError(
+                f"the state does not fit this method: its optimiser has {sorted(keys)} of parameter {index}; expected "
+                f"{sorted(wanted)}. Build the method with the options it was saved with"
+            )
 
 
 def load(optimizer: Optimizer, tensors: Mapping[str, Tensor]) -> bool:

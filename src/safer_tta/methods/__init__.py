@@ -2,11 +2,13 @@
 
 from .._internal.autoload import import_all
 from .._internal.checks import count, flag, not_negative, positive, share
+from ._frame.closing import Closure
 from ._frame.cost import Cost
-from ._frame.method import Closure, Method
+from ._frame.lockstep import Lockstep, Taken
+from ._frame.method import Method
 from ._frame.options import option
 from ._frame.registry import METHODS, create, describe, register
-from ._frame.state import GENERATOR, Snapshot, learnt
+from ._frame.state import GENERATOR, Snapshot, learnt, moved
 from ._frame.step import Step
 
 import_all(__name__, __path__)
@@ -16,14 +18,17 @@ __all__ = [
     "METHODS",
     "Closure",
     "Cost",
+    "Lockstep",
     "Method",
     "Snapshot",
     "Step",
+    "Taken",
     "count",
     "create",
     "describe",
     "flag",
     "learnt",
+    "moved",
     "not_negative",
     "option",
     "positive",

@@ -8,8 +8,8 @@ Objective: mean H(p) - H(mean p). The featurizer learns, the head stays; batch-n
 from torch import Tensor
 
 from ..models.norm import use_train_mode
-from ..predictors import Draw
-from . import Cost, Method, Step, option, positive, register
+from ..predictors import Outlook
+from . import Cost, Method, option, positive, register
 from ._frame.losses import marginal_entropy, softmax_entropy
 
 
@@ -23,7 +23,6 @@ class ShotIM(Method):
     def prepare(self) -> None:
         use_train_mode(self.classifier.norms())
 
-    def forward(self, images: Tensor, draw: Draw) -> Step:
-        seen = self.predictor.look(images, draw)
+    def objective(self, seen: Outlook) -> Tensor:
         logits = seen.lesson.logits
-        return Step(seen, softmax_entropy(logits).mean() - marginal_entropy(logits))
+        return softmax_entropy(logits).mean() - marginal_entropy(logits)

@@ -7,8 +7,8 @@ Objective: mean over the batch of H(p) = -Σ_k p_k log p_k. Batch statistics; th
 from torch import Tensor
 
 from ..models.norm import use_batch_statistics
-from ..predictors import Draw
-from . import Cost, Method, Step, option, positive, register
+from ..predictors import Outlook
+from . import Cost, Method, option, positive, register
 from ._frame.losses import softmax_entropy
 
 
@@ -22,6 +22,5 @@ class Tent(Method):
     def prepare(self) -> None:
         use_batch_statistics(self.classifier.norms())
 
-    def forward(self, images: Tensor, draw: Draw) -> Step:
-        seen = self.predictor.look(images, draw)
-        return Step(seen, softmax_entropy(seen.lesson.logits).mean())
+    def objective(self, seen: Outlook) -> Tensor:
+        return softmax_entropy(seen.lesson.logits).mean()

@@ -2,7 +2,7 @@
 
 from .._internal.autoload import import_all
 from ..views import Draw
-from .base import Outlook, Prediction, Predictor, Report
+from .base import Outlook, Prediction, Predictor, Report, map_tensors, tensors_of
 from .defended import TRANSFORMS, Defended
 from .inputs import check_images, take_images
 from .plain import Plain
@@ -24,7 +24,9 @@ __all__ = [
     "Safer",
     "check_images",
     "create",
+    "map_tensors",
     "parse",
     "register",
     "take_images",
+    "tensors_of",
 ]

@@ -6,7 +6,7 @@ import contextlib
 import copy
 import dataclasses
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self, TypeVar, cast
 
@@ -81,11 +81,11 @@ class Prediction:
 
     def detach(self) -> Prediction:
         """Return the same numbers without the graph that made them."""
-        return _mapped(self, Tensor.detach)
+        return map_tensors(self, Tensor.detach)
 
     def clone(self, *, pipelines: tuple[tuple[str, ...], ...]) -> Prediction:
         """Return the same numbers in tensors of their own, reported as made by these pipelines."""
-        copied = _mapped(self, Tensor.clone)
+        copied = map_tensors(self, Tensor.clone)
         return dataclasses.replace(copied, report=dataclasses.replace(copied.report, pipelines=pipelines))
 
     def with_logits(self, logits: Tensor) -> Prediction:
@@ -116,22 +116,35 @@ class Outlook:
 
     def detach(self) -> Outlook:
         """Return the same numbers without the graph that made them."""
-        return _mapped(self, Tensor.detach)
+        return map_tensors(self, Tensor.detach)
 
 
 T = TypeVar("T")
 
 
-def _mapped(value: T, function: Callable[[Tensor], Tensor]) -> T:
+def map_tensors(value: T, function: Callable[[Tensor], Tensor]) -> T:
     """Return a value with every tensor in it put through the function."""
     changed: Any = value
     if isinstance(value, Tensor):
         changed = function(value)
     elif isinstance(value, Mapping):
-        changed = {name: _mapped(inner, function) for name, inner in value.items()}
+        changed = {name: map_tensors(inner, function) for name, inner in value.items()}
     elif isinstance(value, (Report, Prediction, Outlook)):
-        changed = dataclasses.replace(value, **{name: _mapped(inner, function) for name, inner in vars(value).items()})
+        parts = {name: map_tensors(inner, function) for name, inner in vars(value).items()}
+        changed = dataclasses.replace(value, **parts)
     return cast(T, changed)
+
+
+def tensors_of(value: object) -> list[Tensor]:
+    """Return every tensor in a value, in the order in which `map_tensors` comes to them."""
+    found: list[Tensor] = []
+
+    def note(tensor: Tensor) -> Tensor:
+        found.append(tensor)
+        return tensor
+
+    map_tensors(value, note)
+    return found
 
 
 class Memory(nn.Module):
@@ -178,6 +191,11 @@ class Predictor:
         self._first = True  # whether no batch has come yet; the first is always looked at
 
     @property
+    def joins(self) -> bool:
+        """Whether it can ask the model about batches of several streams at once."""
+        return type(self).show is Predictor.show
+
+    @property
     def settings(self) -> dict[str, Any]:
         """Every option, also those left at their defaults: `create(name, classifier, **settings)` makes it again."""
         return {}
@@ -212,8 +230,34 @@ class Predictor:
             return self.show(self.to_model(images), draw)
 
     def show(self, images: Tensor, draw: Draw) -> Outlook:
-        """Predict images that are ready for the model; this is what a predictor's file fills in."""
-        raise NotImplementedError
+        """Predict images that are ready for the model. A predictor's file fills in this, or the three steps of it."""
+        views = self.make_views(images, draw)
+        features, logits = (torch.unflatten(t, 0, views.shape[:2]) for t in self.pass_views(views))
+        # A copy of the memory: what gradients go through must stay as it was.
+        memory = None if self.memory is None else self.memory.seen.clone()
+        return self.conclude(features, logits, memory, draw.names)
+
+    def make_views(self, images: Tensor, draw: Draw) -> Tensor:
+        """Return what the model is asked about, (V,B,3,H,W). By default it is the images themselves."""
+        return images[None]
+
+    def make_all_views(self, images: Tensor, draws: Sequence[Draw]) -> Tensor:
+        """Return the views of several batches (G,B,3,H,W) side by side, (V,B,G,3,H,W)."""
+        made = [self.make_views(batch, draw) for batch, draw in zip(images, draws, strict=True)]
+        return torch.stack(made, dim=2)
+
+    def pass_views(self, views: Tensor) -> tuple[Tensor, Tensor]:
+        """Return features and logits (V·B,·) of views (V,B,3,H,W)."""
+        features, logits = self.classifier(views.flatten(0, 1), len(views))
+        return features, logits
+
+    def conclude(
+        self, features: Tensor, logits: Tensor, memory: Tensor | None, pipelines: tuple[tuple[str, ...], ...] = ()
+    ) -> Outlook:
+        """Return what follows from features (V,B,d) and logits (V,B,K). By default one view has all the weight."""
+        probs = probabilities(logits[0])
+        report = Report(weights=probs.new_ones(1, len(probs)), view_probs=probs[None])
+        return Outlook.of(Prediction(probs, logits[0], features[0], report))
 
     def draw(self, images: Tensor) -> Draw:
         """Check the images, then draw what is random about predicting them. Refused images draw nothing."""
@@ -300,11 +344,3 @@ def log_probabilities(probs: Tensor) -> Tensor:
 def probabilities(logits: Tensor) -> Tensor:
     """Return a softmax in single precision at least: half precision has no room for small probabilities."""
     return logits.softmax(dim=-1, dtype=torch.promote_types(logits.dtype, torch.float32))
-
-
-def single_view(classifier: Classifier, images: Tensor) -> Outlook:
-    """Predict from one view, which has all the weight."""
-    features, logits = classifier(images)
-    probs = probabilities(logits)
-    report = Report(weights=probs.new_ones(1, len(probs)), view_probs=probs[None])
-    return Outlook.of(Prediction(probs, logits, features, report))

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from .._internal.registry import Registry
 from ..models import Classifier
 from ..views import OPERATORS, Draw
-from .base import Outlook, Predictor, single_view
+from .base import Predictor
 from .registry import register
 
 TRANSFORMS: Registry[Callable[[Tensor], Tensor]] = Registry("transform")
@@ -37,8 +37,8 @@ class Defended(Predictor):
     def __repr__(self) -> str:
         return f"Defended(transform={self.transform!r})"
 
-    def show(self, images: Tensor, draw: Draw) -> Outlook:
-        return single_view(self.classifier, self._function(images))
+    def make_views(self, images: Tensor, draw: Draw) -> Tensor:
+        return self._function(images)[None]
 
 
 @TRANSFORMS.register("fft")

@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import functools
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from .._internal.signatures import check_options
 from ..errors import InvalidTypeError, InvalidValueError
 from ..models import Classifier
 from ..models import norm as norms
-from ..views import OPERATORS, PRESETS, Draw, Pipeline
+from ..views import OPERATORS, PRESETS, Draw, Pipeline, side_by_side
 from .base import Memory, Outlook, Prediction, Predictor, Report, log_probabilities, probabilities
 from .registry import register
 
@@ -78,6 +78,10 @@ class Safer(Predictor):
         self._warned = False
 
     @property
+    def joins(self) -> bool:
+        return super().joins and self.chunk is None
+
+    @property
     def settings(self) -> dict[str, Any]:
         mixing, pipeline = mixings.settings(self.mixing), self.pipeline.settings
         return {"views": self.views, "pool": self.pool, "mixing": mixing, "pipeline": pipeline, "chunk": self.chunk}
@@ -92,16 +96,23 @@ class Safer(Predictor):
     def draw_views(self, batch: int) -> Draw:
         return self.pipeline.draw(self.views, batch, self.generator)
 
-    def show(self, images: Tensor, draw: Draw) -> Outlook:
-        views = draw.views(images, compile=self.classifier.compiled and images.is_cuda)
-        features, logits = (t.view(*views.shape[:2], -1) for t in self._pass(views))
+    def make_views(self, images: Tensor, draw: Draw) -> Tensor:
+        return draw.views(images, compile=self.classifier.compiled and images.is_cuda)
+
+    def make_all_views(self, images: Tensor, draws: Sequence[Draw]) -> Tensor:
+        return side_by_side(images, draws)
+
+    def conclude(
+        self, features: Tensor, logits: Tensor, memory: Tensor | None, pipelines: tuple[tuple[str, ...], ...] = ()
+    ) -> Outlook:
         probs = probabilities(logits)
-        if len(views) > 1 and len(images) == 1 and self.rule.compares_views:
+        views, images = probs.shape[:2]
+        if views > 1 and images == 1 and self.rule.compares_views:
             self._warn_once()
         pooled = pooling.pool(self.pool, probs, features)
-        # A copy of the memory: what gradients go through must stay as it was.
-        memory = features.new_zeros(0) if self.memory is None else self.memory.seen.clone()
-        verdict = self.mixing.weigh(pooled.weights, probs, features, memory)
+        verdict = self.mixing.weigh(
+            pooled.weights, probs, features, features.new_zeros(0) if memory is None else memory
+        )
         report = Report(
             weights=verdict.answer,
             reliability=pooled.reliability,
@@ -109,11 +120,11 @@ class Safer(Predictor):
             suspicion=verdict.suspicion,
             signals=verdict.signals,
             view_probs=probs,
-            pipelines=draw.names,
+            pipelines=pipelines,
         )
         answer = weighted(verdict.answer, probs)
         # A mixing is about answers, not about features: those are pooled with the rule's own weights.
-        scores = logits[0] if len(views) == 1 else log_probabilities(answer)
+        scores = logits[0] if views == 1 else log_probabilities(answer)
         seen = Prediction(answer, scores, weighted(pooled.weights, features), report)
         lesson = seen
         if verdict.lesson is not verdict.answer:
@@ -126,11 +137,10 @@ class Safer(Predictor):
             aligned = Prediction(probabilities(read), read, weighted(verdict.aligned, features), report)
         return Outlook(seen, lesson, aligned, verdict.memory)
 
-    def _pass(self, views: Tensor) -> tuple[Tensor, Tensor]:
+    def pass_views(self, views: Tensor) -> tuple[Tensor, Tensor]:
         """Return features and logits (V·B,·) of views (V,B,3,H,W), some images at a time if they are too many."""
         if self.chunk is None or views.shape[0] * views.shape[1] <= self.chunk:
-            features, logits = self.classifier(views.flatten(0, 1), len(views))
-            return features, logits
+            return super().pass_views(views)
         parts = torch.split(views, max(1, self.chunk // len(views)), dim=1)
         passed = [[torch.unflatten(t, 0, part.shape[:2]) for t in self._pass_chunk(part)] for part in parts]
         features, logits = (torch.cat(results, dim=1).flatten(0, 1) for results in zip(*passed, strict=True))

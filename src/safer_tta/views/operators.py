@@ -7,7 +7,7 @@ without gradients, attacks through the views would fail and robustness would be 
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -50,18 +50,21 @@ class Operator:
         images: Tensor,
         values: Tensor | None = None,
         *,
-        generator: Generator | None = None,
+        generator: Generator | Sequence[Generator] | None = None,
         out: Tensor | None = None,
         compile: bool = False,
     ) -> Tensor:
-        """Apply the operator to images (B,3,H,W) in [0,1], with a value for each image unless it has no parameter."""
+        """Apply the operator to images (B,3,H,W) in [0,1], with a value for each image unless it has no parameter.
+
+        Noise comes from one generator, or from several for equal parts of the batch.
+        """
         self._check(images, values)
         dtype = torch.promote_types(images.dtype, torch.float32)
         arguments = []
         if values is not None:
             arguments.append(self.prepare(values, images).to(images.device, dtype, non_blocking=True))
         if self.random:
-            arguments.append(torch.randn(images.shape, generator=generator, device=images.device, dtype=dtype))
+            arguments.append(_noise(images, generator, dtype))
         if compile:
             out = torch.empty_like(images) if out is None else out
             _program(self.name)(images, arguments, out)
@@ -83,6 +86,13 @@ class Operator:
             raise InvalidValueError(
                 f"{self.name} received values {came}; expected {wanted}, as OPERATORS[name].sample draws"
             )
+
+
+def _noise(images: Tensor, generator: Generator | Sequence[Generator] | None, dtype: torch.dtype) -> Tensor:
+    parts = generator if isinstance(generator, Sequence) else [generator]
+    shape = len(images) // len(parts), *images.shape[1:]
+    drawn = [torch.randn(shape, generator=part, device=images.device, dtype=dtype) for part in parts]
+    return drawn[0] if len(drawn) == 1 else torch.cat(drawn)
 
 
 OPERATORS: Registry[Operator] = Registry("operator", Operator)

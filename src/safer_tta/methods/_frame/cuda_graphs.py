@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..._internal.optimizers import largest_gradient, step_unless
 from ...predictors import Draw, Prediction
-from .pace import paced, weigh
+from .pace import paced
 from .prefetch import Prefetch, empty_views, fetch
 from .state import GENERATOR
 
@@ -152,11 +152,11 @@ class Accelerator:
         before = method.state.hold_statistics()
         step = method.look(images, draw)
         assert step.loss is not None
-        loss = weigh(step.loss, method.statistics)
-        loss.backward()  # type: ignore[no-untyped-call]
-        unhealthy = ~torch.isfinite(loss.detach()) | ~torch.isfinite(largest_gradient(method.optimizer))
+        step.loss.backward()  # type: ignore[no-untyped-call]
+        unhealthy = ~torch.isfinite(step.loss.detach()) | ~torch.isfinite(largest_gradient(method.optimizer))
+        skipped = unhealthy if method.statistics is None else unhealthy | ~method.statistics.diverse()
         with paced(method.optimizer, method.statistics, len(images)):
-            step_unless(unhealthy, method.optimizer)
+            step_unless(skipped, method.optimizer)
         with torch.no_grad():
             method.remember(step)
             for name, buffer in method.state.statistics().items():

@@ -22,20 +22,19 @@ from ..._internal.signatures import check_names
 from ...errors import NotFiniteError
 from ...evaluation import Evaluation, evaluate
 from ...models.classifier import Updates
-from ...predictors import Draw, Prediction, Predictor, take_images
+from ...predictors import Draw, Outlook, Prediction, Predictor, take_images
+from .closing import Closure, closing
 from .cost import Cost
 from .cuda_graphs import Accelerator
 from .exporting import export
 from .options import declared, signature
-from .pace import paced, weigh
+from .pace import paced
 from .parameters import trainable_parameters
 from .state import Snapshot, State
 from .step import Step
 from .summary import summarise
 
 log = logging.getLogger("safer_tta")
-
-Closure = Callable[[], Tensor | None]
 
 
 class Method:
@@ -45,6 +44,7 @@ class Method:
 
     - `prepare()` replaces norms and builds memories (`self.state.memory`) and teachers, before the optimiser exists.
     - `forward()` asks the predictor and returns a `Step`. It writes nothing and may be called twice with one draw.
+      A method that asks once, and needs nothing else for its loss, fills in `objective()` instead.
     - `optimise()` takes one optimiser step by default; sharpness-aware methods call the closure twice.
     - `again()` is the loss of a second pass over the same views, if `optimise()` asks for one.
     - `commit()` runs after a healthy step only: averages, memories, restores. It may `learn()` a second time.
@@ -132,6 +132,10 @@ class Method:
     def prepare(self) -> None: ...
 
     def forward(self, images: Tensor, draw: Draw) -> Step:
+        seen = self.predictor.look(images, draw)
+        return Step(seen, self.objective(seen))
+
+    def objective(self, seen: Outlook) -> Tensor | None:
         raise NotImplementedError
 
     def build_optimizer(self, parameters: list[nn.Parameter]) -> Optimizer:
@@ -160,7 +164,7 @@ class Method:
         """Compute gradients of a loss; drop all of them and raise NotFiniteError if one is not finite."""
         loss.backward()  # type: ignore[no-untyped-call]
         if not all(map(finite_gradients, self.state.optimizers.values())):
-            self._drop_gradients()
+            self.state.drop_gradients()
             raise NotFiniteError("a gradient is not finite; the step was not taken")
 
     def learn(self, loss: Callable[[], Tensor | None]) -> None:
@@ -330,18 +334,17 @@ class Method:
             yield held
         except BaseException:
             self.state.put_back(held)
-            self._drop_gradients()
+            self.state.drop_gradients()
             raise
 
     def _step(self, images: Tensor, draw: Draw, held: Snapshot) -> Prediction:
         step = self.look(images, draw)
         answer = step.prediction.detach()
-        if step.loss is None:
+        if step.loss is None or not self._diverse():
             healthy = self._check(answer.probs.sum(), held)
         else:
             with paced(self.optimizer, self.statistics, len(images)):
-                loss = weigh(step.loss, self.statistics)
-                healthy = self._update(loss, lambda: weigh(self.again(images, draw, step), self.statistics), held)
+                healthy = self._update(step.loss, lambda: self.again(images, draw, step), held)
         if healthy:
             with torch.no_grad():
                 self.remember(step)  # before a commit that may restore everything, this too
@@ -351,18 +354,22 @@ class Method:
                     self._refused["gradients"] += 1
         return answer
 
+    def _diverse(self) -> bool:
+        """Return whether the stream shows enough different images to learn from, where statistics follow it."""
+        return self.statistics is None or bool(self.statistics.diverse())
+
     def _update(self, loss: Tensor, again: Callable[[], Tensor | None], held: Snapshot) -> bool:
         """Learn from a loss; return False, with everything as it was held, if something is not finite."""
         if not self._check(loss.detach(), held):
             return False
         try:
-            self.optimise(self._closure(loss, again))
+            self.optimise(closing(self, loss, again))
         except NotFiniteError:
             self._refused["gradients"] += 1
             self.state.put_back(held, generator=False)
             return False
         finally:
-            self._drop_gradients()
+            self.state.drop_gradients()
         return True
 
     def _check(self, figure: Tensor, held: Snapshot) -> bool:
@@ -374,27 +381,6 @@ class Method:
             self.state.put_back(held, generator=False)
         return finite
 
-    def _drop_gradients(self) -> None:
-        for optimizer in self.state.optimizers.values():
-            optimizer.zero_grad()
-
     def _answer(self, images: Tensor, draw: Draw) -> Prediction:
         with torch.no_grad(), self.classifier.untracked():
             return self.forward(images, draw).prediction.detach()
-
-    def _closure(self, loss: Tensor, again: Callable[[], Tensor | None]) -> Closure:
-        """Return a closure that computes gradients: first of the loss already computed, then of a fresh pass."""
-        computed = [loss]
-
-        def closure() -> Tensor | None:
-            self._drop_gradients()
-            if computed:
-                value: Tensor | None = computed.pop()
-            else:
-                with self.classifier.untracked():
-                    value = again()
-            if value is not None:
-                self.backward(value)
-            return value
-
-        return closure

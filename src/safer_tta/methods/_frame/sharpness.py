@@ -3,7 +3,7 @@
 import torch
 from torch.optim import Optimizer
 
-from .method import Closure
+from .closing import Closure
 
 
 def sharpness_aware_step(optimizer: Optimizer, closure: Closure, radius: float) -> None:

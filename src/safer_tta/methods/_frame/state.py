@@ -7,7 +7,7 @@ and the predictor, and the generator. It is a difference to the source model: fo
 import functools
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -62,7 +62,7 @@ class State:
 
     def load(self, snapshot: Mapping[str, Tensor], *, generator: bool = True) -> None:
         """Return to a snapshot, which is checked as a whole before the first tensor is touched."""
-        self._check(snapshot)
+        self.check(snapshot)
         live = self._live()
         with torch.no_grad():
             for name in self._fixed(live):
@@ -88,6 +88,10 @@ class State:
                 buffer.copy_(held[name])
         if generator:
             self.generator.set_state(held[GENERATOR])
+
+    def drop_gradients(self) -> None:
+        for optimizer in self.optimizers.values():
+            optimizer.zero_grad()
 
     def finite(self) -> bool:
         """Return whether every number of it is finite."""
@@ -130,6 +134,7 @@ class State:
                 f"{path} was saved from another source model, or one with other norms or normalisation "
                 f"(hash {header.get('source')}, here {self.source}). Load it over the model it grew from"
             )
+        safetensors_io.check_finite(path, snapshot)
         return snapshot
 
     @functools.cached_property
@@ -166,7 +171,8 @@ class State:
         """Return the tensors of models: they keep their place and shape, and are copied into."""
         return [name for name in names if name.partition(".")[0] in ("model", *self.models, *self.memories)]
 
-    def _check(self, snapshot: Mapping[str, Tensor]) -> None:
+    def check(self, snapshot: Mapping[str, Tensor]) -> None:
+        """Refuse a snapshot that does not fit."""
         live = self._live()
         wanted, came = ({n for n in names if n.partition(".")[0] not in self.optimizers} for names in (live, snapshot))
         if wanted != came:
@@ -184,15 +190,30 @@ class State:
                     f"the state does not fit this model: {name} is {tuple(snapshot[name].shape)} in it "
                     f"and {tuple(shape)} here"
                 )
+        for name in live.keys() & snapshot.keys():
+            both = live[name].numel() and snapshot[name].numel()  # an empty memory has no type of its own
+            if both and live[name].is_floating_point() != snapshot[name].is_floating_point():
+                raise InvalidValueError(
+                    f"the state does not fit this model: {name} is {snapshot[name].dtype} in it and "
+                    f"{live[name].dtype} here"
+                )
 
 
 def learnt(before: Snapshot, after: Snapshot) -> bool:
     """Return whether anything was learnt: not the generator, what a predictor remembers or a stream's statistics."""
-    if before.keys() != after.keys():
-        return True
-    noted = (GENERATOR, MEMORY, STREAM)
-    lessons = [n for n in before if n.partition(".")[0] not in noted and n.rpartition(".")[2] not in FOLLOWED]
-    return any(not torch.equal(before[name].cpu(), after[name].cpu()) for name in lessons)
+    lessons = [
+        n for n in before if n.partition(".")[0] not in (MEMORY, STREAM) and n.rpartition(".")[2] not in FOLLOWED
+    ]
+    return before.keys() != after.keys() or _differ(before, after, lessons)
+
+
+def moved(before: Snapshot, after: Snapshot) -> bool:
+    """Return whether the state differs in more than the generator: something was learnt or noted."""
+    return before.keys() != after.keys() or _differ(before, after, before)
+
+
+def _differ(before: Snapshot, after: Snapshot, names: Iterable[str]) -> bool:
+    return any(not torch.equal(before[name].cpu(), after[name].cpu()) for name in names if name != GENERATOR)
 
 
 def _tensors_of(modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:
