@@ -2,6 +2,10 @@
 
 from .alarm import Alarm, troubles
 from .anchor import Anchor
-from .guard import COUNTERS, POLICIES, Guard, Memory
+from .guard import POLICIES, Guard
+from .memory import COUNTERS, Memory
+from .watch import KINDS, ActiveAlarm, Watch, flags
 
-__all__ = ["COUNTERS", "POLICIES", "Alarm", "Anchor", "Guard", "Memory", "troubles"]
+__all__ = [
+    "COUNTERS", "KINDS", "POLICIES", "ActiveAlarm", "Alarm", "Anchor", "Guard", "Memory", "Watch", "flags", "troubles",
+]  # fmt: skip

@@ -4,6 +4,8 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from .watch import ActiveAlarm
+
 # The counters that mean trouble, in the words of an alarm.
 ALARMS = {
     "rollbacks": "rollback",
@@ -20,16 +22,19 @@ class Alarm:
     """What happened in one batch.
 
     Attributes:
-        what: What happened, in words: "collapse", "rollback", "answer not finite" and so on.
+        what: What happened, in words: "collapse", "rollback", "answer not finite", "attack suspected", "attack no
+            longer suspected" and so on.
         batch: The number of the batch, from 1.
         policy: What the guard does about a collapse.
         health: All counters of the guard after the batch.
+        active: The alarms about the stream's last images that are active after the batch.
     """
 
     what: tuple[str, ...]
     batch: int
     policy: str
     health: Mapping[str, int]
+    active: tuple[ActiveAlarm, ...] = ()
 
     def __str__(self) -> str:
         return f"batch {self.batch}: {', '.join(self.what)} (policy {self.policy})"

@@ -7,10 +7,9 @@ prediction = guarded(images)        # as the method itself; prediction.report.he
 import contextlib
 import dataclasses
 import logging
-import math
 import os
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Self
@@ -24,52 +23,18 @@ from .._internal.progress import counted, length
 from .._internal.temporary import temporarily
 from ..errors import InvalidTypeError
 from ..evaluation import Evaluation, evaluate
-from ..methods import Method, Snapshot
+from ..methods import Method, Snapshot, Taken
 from ..models.norm import use_batch
-from ..models.window import LEAST_DIVERSE, MOST_INDEPENDENT, independent
-from ..pooling import entropy
 from ..predictors import Prediction, take_images
 from .alarm import Alarm, troubles
-from .anchor import Anchor
+from .collapse import collapsed, concentrated
+from .memory import Memory
+from .watch import ActiveAlarm
 
 log = logging.getLogger("safer_tta")
 
 ADVICE = "; statistics of the batch mislead on such a stream, norm 'stream' allows for it"
 POLICIES = ("warn", "freeze", "reset", "rollback")
-COUNTERS = (
-    "batches",
-    "collapses",
-    "rollbacks",
-    "drifted_snapshots",
-    "concentrated",
-    "periodic_resets",
-    "skipped_updates",
-    "non_finite_answers",
-    "non_finite_losses",
-    "non_finite_gradients",
-    "non_finite_weights",
-)
-
-
-@dataclass
-class Memory:
-    """What a guard knows of one stream. A guard that serves several streams in turn has one for each."""
-
-    counters: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(COUNTERS, 0)))
-    anchor: Anchor = field(default_factory=Anchor)
-    behind: float = 0.0  # seconds
-    since_reset: int = 0
-    judged: int = 0  # batches with an answer that can be judged
-    recent: deque[Tensor] = field(default_factory=deque)  # probabilities
-    healthy: list[tuple[int, Snapshot]] = field(default_factory=list)
-    last: deque[int] = field(default_factory=lambda: deque(maxlen=int(MOST_INDEPENDENT)))  # classes that were answered
-    # A state counts as healthy a whole window after it was taken; until then it may belong to an unseen collapse.
-    pending: deque[tuple[int, Snapshot]] = field(default_factory=deque)
-
-    @property
-    def snapshots(self) -> list[Snapshot]:
-        """The states that it keeps, oldest first."""
-        return [snapshot for _, snapshot in (*self.healthy, *self.pending)]
 
 
 @dataclass(eq=False, repr=False)
@@ -98,8 +63,9 @@ class Guard:
             128) as the method did at its start. Much honest learning shows there too; then a rollback goes further
             back than necessary. It costs a forward pass per rollback; 0 keeps no images.
         clock: Returns the time in seconds.
-        on_alarm: Called with an `Alarm` after each batch in which something went wrong and the guard has dealt with it.
-            It may use the guard. What it raises reaches the caller of the guard.
+        abstain: The suspicion above which an image counts as flagged for `alarms`.
+        on_alarm: Called with an `Alarm` after each batch in which something went wrong and the guard has dealt with it,
+            or in which one of `alarms` was raised or cleared. It may use the guard. What it raises reaches the caller.
 
     Attributes:
         memory: What it knows of the stream that it watches.
@@ -122,8 +88,10 @@ class Guard:
     snapshot_every: int = 8
     least_agreement: float = 0.99
     clock: Callable[[], float] = time.monotonic
+    abstain: float = 0.5
     on_alarm: Callable[[Alarm], object] | None = None
     memory: Memory = field(init=False, default_factory=Memory)
+    _apart: Snapshot | None = field(init=False, default=None)  # the state of the stream while the method has another
 
     def __post_init__(self) -> None:
         if not isinstance(self.method, Method):
@@ -132,6 +100,7 @@ class Guard:
         count(window=self.window, least_images=self.least_images)
         count(snapshots=self.snapshots, snapshot_every=self.snapshot_every)
         share(least_entropy=self.least_entropy, largest_share=self.largest_share, least_agreement=self.least_agreement)
+        share(abstain=self.abstain)
         if self.reset_every is not None:
             count(reset_every=self.reset_every)
         if self.seconds is not None:
@@ -144,6 +113,11 @@ class Guard:
     def counters(self) -> Counter[str]:
         """What has happened so far, by the names in `COUNTERS`."""
         return self.memory.counters
+
+    @property
+    def alarms(self) -> tuple[ActiveAlarm, ...]:
+        """What is wrong with the last images of the stream: alarms that were raised and are not cleared yet."""
+        return self.memory.watch.active
 
     # --- as the method ------------------------------------------------------------------------------------------
 
@@ -232,19 +206,37 @@ class Guard:
         """
         started, before = self.clock(), self.counters.copy()
         prediction = self._adapt(images, learn)
-        self.counters["batches"] += 1
-        self.memory.since_reset += 1
-        broken = not bool(torch.isfinite(prediction.probs).all())
-        if broken:
-            self.counters["non_finite_answers"] += 1
-        else:
-            self._note(images, prediction.probs)
-        self._look_after(broken and bool(torch.isfinite(images).all()))
-        if self.seconds is not None:
-            self.memory.behind = max(0.0, self.memory.behind + self.clock() - started - self.seconds)
-        self._tell(before)
-        report = dataclasses.replace(prediction.report, health=dict(self.counters))
-        return dataclasses.replace(prediction, report=report)
+        self._judge(images, prediction)
+        self._keep_time(self.clock() - started)
+        return self._told(prediction, before)
+
+    @exclusive
+    def adopt(
+        self, memory: Memory, images: Tensor, taken: Taken, *, frozen: bool, learn: bool, seconds: float
+    ) -> Prediction:
+        """Judge what a step for several streams gave one of them, as if the method had answered by itself.
+
+        `lent_state()` is the state of the stream afterwards.
+
+        Args:
+            memory: What was known of the stream.
+            images: Its batch.
+            taken: Its answer and its state.
+            frozen: Whether it only predicts.
+            learn: Whether it was to learn, if it is not frozen.
+            seconds: Its share of the time.
+        """
+        self.lend(memory, frozen=frozen)
+        self._apart, before = taken.state, self.counters.copy()
+        if taken.refused:
+            self.counters[f"non_finite_{taken.refused}"] += 1
+        if not (learn or frozen):
+            self.counters["skipped_updates"] += 1
+        elif not taken.finite:
+            self._undo_step()
+        self._judge(images, taken.prediction)
+        self._keep_time(seconds)
+        return self._told(taken.prediction, before)
 
     # --- a guard's own ------------------------------------------------------------------------------------------
 
@@ -258,12 +250,12 @@ class Guard:
             counted: Whether this counts among the rollbacks. One that was asked for is not a sign of trouble.
         """
         while self.memory.healthy:
-            self.method.state.load(self.memory.healthy.pop()[1], generator=False)
+            self._holding().state.load(self.memory.healthy.pop()[1], generator=False)
             if self.least_agreement <= 0 or self.memory.anchor.agreement(self.method) >= self.least_agreement:
                 break
             self.counters["drifted_snapshots"] += 1
         else:
-            self.method.restore()
+            self._holding().restore()
         self._forget()
         self.counters["rollbacks"] += counted
 
@@ -272,17 +264,28 @@ class Guard:
         """Watch another stream from now on, with what was known of it; the method is in its state if none is given."""
         if state is not None:
             self.method.load_state_dict(state)
-        self.memory = memory
+        self.memory, self._apart = memory, None
         if frozen:
             self.method.freeze()
         else:
             self.method.unfreeze()
 
+    def lent_state(self) -> Snapshot:
+        """Return the state of the stream that is watched now."""
+        return self.method.state_dict() if self._apart is None else self._apart
+
     # --- the watch ----------------------------------------------------------------------------------------------
+
+    def _holding(self) -> Method:
+        """Return the method with the state of the stream in it, to change that."""
+        if self._apart is not None:
+            self.method.load_state_dict(self._apart)
+            self._apart = None
+        return self.method
 
     def _start_over(self) -> None:
         """Forget the stream so far: what came before a reset or a load says nothing about what comes after."""
-        self.memory = Memory(counters=self.counters)
+        self.memory = Memory(counters=self.counters, watch=self.memory.watch)  # images are judged, not the state
 
     def _adapt(self, images: Tensor, learn: bool) -> Prediction:
         if (self.memory.behind > 0 or not learn) and not self.method.frozen:
@@ -294,15 +297,37 @@ class Guard:
         for kind in ("losses", "gradients"):
             self.counters[f"non_finite_{kind}"] += self.method.refused[kind] - before[kind]
         if not self.method.state.finite():
-            log.warning("%s: a step left weights that are not finite; rolled back", self.method.name)
-            self.counters["non_finite_weights"] += 1
-            self.rollback()
+            self._undo_step()
         return prediction
 
-    def _tell(self, before: Counter[str]) -> None:
-        what = troubles(before, self.counters)
+    def _undo_step(self) -> None:
+        log.warning("%s: a step left weights that are not finite; rolled back", self.method.name)
+        self.counters["non_finite_weights"] += 1
+        self.rollback()
+
+    def _judge(self, images: Tensor, prediction: Prediction) -> None:
+        self.counters["batches"] += 1
+        self.memory.since_reset += 1
+        broken = not bool(torch.isfinite(prediction.probs).all())
+        if broken:
+            self.counters["non_finite_answers"] += 1
+        else:
+            self._note(images, prediction.probs)
+        self._look_after(broken and bool(torch.isfinite(images).all()))
+
+    def _keep_time(self, taken: float) -> None:
+        if self.seconds is not None:
+            self.memory.behind = max(0.0, self.memory.behind + taken - self.seconds)
+
+    def _told(self, prediction: Prediction, before: Counter[str]) -> Prediction:
+        """Raise an alarm if something is wrong with this batch or the last images; return the answer with counters."""
+        batch = self.counters["batches"]
+        changes = self.memory.watch.see(prediction, self.abstain, now=time.time(), batch=batch)
+        what = (*troubles(before, self.counters), *changes)
         if what and self.on_alarm is not None:
-            self.on_alarm(Alarm(what, self.counters["batches"], self.policy, dict(self.counters)))
+            self.on_alarm(Alarm(what, batch, self.policy, dict(self.counters), self.alarms))
+        report = dataclasses.replace(prediction.report, health=dict(self.counters))
+        return dataclasses.replace(prediction, report=report)
 
     def _note(self, images: Tensor, probs: Tensor) -> None:
         memory = self.memory
@@ -313,7 +338,7 @@ class Guard:
         while len(memory.recent) > self.window and self._seen() - len(memory.recent[0]) >= self.least_images:
             memory.recent.popleft()
         memory.last.extend(probs.argmax(dim=1).tolist())
-        if self._concentrated(probs.shape[1]):
+        if concentrated(memory.last, probs.shape[1]):
             if not self.counters["concentrated"]:
                 advice = ADVICE if use_batch(self.method.classifier.norms()) else ""
                 log.warning("%s: the last answers name few classes%s", self.method.name, advice)
@@ -327,7 +352,7 @@ class Guard:
             self.counters["collapses"] += 1
             self._answer_collapse()
         elif self.reset_every is not None and self.memory.since_reset % self.reset_every == 0:
-            self.method.restore()
+            self._holding().restore()
             self.counters["periodic_resets"] += 1
             self.memory.healthy.clear()
             self._forget()
@@ -342,7 +367,7 @@ class Guard:
         # A batch that could not be judged does not move the clock: its state was taken already.
         taken = bool(memory.pending) and memory.pending[-1][0] == memory.judged
         if memory.judged and memory.judged % self.snapshot_every == 0 and not taken:
-            memory.pending.append((memory.judged, self.method.state_dict()))
+            memory.pending.append((memory.judged, self.lent_state()))
 
     def _thin(self) -> None:
         """Drop the snapshot whose neighbours lie closest for its age; never the newest."""
@@ -355,30 +380,16 @@ class Guard:
         self.memory.recent.clear()
         self.memory.pending.clear()
 
-    def _concentrated(self, classes: int) -> bool:
-        """Whether the last answers count for few independent images, as when one class comes after the other."""
-        last = self.memory.last
-        if len(last) < MOST_INDEPENDENT:  # too few to tell
-            return False
-        shares = torch.bincount(torch.tensor(last), minlength=classes) / len(last)
-        return float(independent(shares, torch.tensor(MOST_INDEPENDENT))) < LEAST_DIVERSE
-
     def _collapsed(self) -> bool:
-        if len(self.memory.recent) < self.window or self._seen() < self.least_images:
+        recent = self.memory.recent
+        if len(recent) < self.window or self._seen() < self.least_images:
             return False
-        probs = torch.cat(list(self.memory.recent))
-        classes = probs.shape[1]
-        if classes == 1:
-            return False
-        mean = probs.mean(dim=0)
-        spread = float(entropy(mean)) / math.log(classes)
-        largest = float(torch.bincount(probs.argmax(dim=1), minlength=classes).max()) / len(probs)
-        return spread < self.least_entropy or largest > self.largest_share
+        return collapsed(recent, least_entropy=self.least_entropy, largest_share=self.largest_share)
 
     def _answer_collapse(self) -> None:
         log.warning("%s: its answers have collapsed (policy %s)", self.method.name, self.policy)
         if self.policy == "reset":
-            self.method.reset()
+            self._holding().reset()
             self.memory.healthy.clear()
         elif self.policy in ("rollback", "freeze"):
             self.rollback()
