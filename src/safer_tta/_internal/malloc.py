@@ -1,6 +1,11 @@
-"""Keep freed memory for the next step: on a CPU a step then does not wait for cleared pages (docs/performance.md)."""
+"""Keep freed memory for the next step: on a CPU a step then does not wait for cleared pages (docs/performance.md).
 
+A service gives it back after a burst of requests.
+"""
+
+import contextlib
 import ctypes
+import gc
 import logging
 
 log = logging.getLogger("safer_tta")
@@ -27,3 +32,10 @@ def keep_freed_memory() -> bool:
     settings = ((M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, LARGEST), (M_TOP_PAD, PAD))
     taken = [mallopt(name, value) == 1 for name, value in settings]
     return all(taken)
+
+
+def give_back_memory() -> None:
+    """Return to the system what `keep_freed_memory` keeps. Without glibc, only unused objects are freed."""
+    gc.collect()  # an error holds what its functions worked on, until cycles are looked for
+    with contextlib.suppress(OSError, AttributeError, TypeError):
+        ctypes.CDLL(None).malloc_trim(0)

@@ -3,8 +3,10 @@
 The core depends only on torch and numpy, so it has an implementation of its own.
 """
 
+import functools
 import io
 import json
+import logging
 import math
 import os
 import reprlib
@@ -21,6 +23,8 @@ from ..errors import InvalidTypeError, TensorFileError
 from .files import FilePath, atomic_write
 from .hashing import hash_bytes
 
+log = logging.getLogger("safer_tta")
+
 _DTYPES: dict[str, torch.dtype] = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -35,7 +39,7 @@ _DTYPES: dict[str, torch.dtype] = {
 }
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 Content = tuple[dict[str, Tensor], dict[str, str]]
-_LARGEST_HEADER = 100_000_000
+_LARGEST_HEADER = 10_000_000  # some 100,000 tensors; a parsed header takes many times its size
 CONTENT = "blake2b"  # the key of the hash of all tensors' bytes in the metadata
 HEADER = "blake2b_header"  # the key of the hash of the rest of the header: names, types, shapes and metadata
 
@@ -122,16 +126,32 @@ def _read_header(file: IO[bytes], path: FilePath) -> tuple[dict[str, Any], dict[
         raise TensorFileError(f"{path} is not a safetensors file (header of {length} bytes in a file of {size})")
     encoded = file.read(length)
     try:
-        header = json.loads(encoded)
+        header = json.loads(encoded, object_pairs_hook=_unique)
         written = header.get("__metadata__", {}).pop(HEADER, None)
         if written is not None and written != _hash_header(header):
             raise TensorFileError(f"{path} is damaged: its header is not what was written. Restore it from a copy")
+        if written is None and CONTENT in header.get("__metadata__", {}):
+            _say_old(os.fspath(path))
         metadata = {str(key): str(value) for key, value in header.pop("__metadata__", {}).items()}
     except TensorFileError:
         raise
     except (ValueError, AttributeError, TypeError, RecursionError) as error:
         raise TensorFileError(f"{path} is not a safetensors file (its header is not a JSON object)") from error
     return header, metadata
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of the header; of two entries with one name, readers would disagree about which counts."""
+    content = dict(pairs)
+    if len(content) != len(pairs):
+        raise ValueError("a name occurs twice")
+    return content
+
+
+@functools.cache  # once for each file
+def _say_old(path: str) -> None:
+    problem = "was written by an earlier version of safer-tta, without a hash of its header"
+    log.warning("%s %s; damage to names and shapes may go unnoticed. Write it again with this version", path, problem)
 
 
 def _hash_header(header: Mapping[str, Any]) -> str:
@@ -159,6 +179,17 @@ def _tensor(path: FilePath, name: str, entry: Mapping[str, Any], raw: NDArray[np
     except (KeyError, TypeError, ValueError, RuntimeError, OverflowError) as error:
         given = reprlib.repr(entry)
         raise TensorFileError(f"{path}: tensor {name!r} does not match its header {given} ({error})") from error
+
+
+def check_finite(path: FilePath, tensors: Mapping[str, Tensor]) -> None:
+    """Refuse numbers that are NaN or infinite, and say where they are."""
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+            wrong = int((~tensor.isfinite()).sum())
+            raise TensorFileError(
+                f"{path}: {name} has {wrong} of {tensor.numel()} numbers that are NaN or infinite; expected finite "
+                "ones. Use a state from before the values diverged"
+            )
 
 
 def raw_bytes(tensor: Tensor) -> bytes:
