@@ -89,7 +89,10 @@ def test_missing_extras_are_reported(monkeypatch):
 def test_extras_are_those_of_the_package():
     """By the names under which their packages are imported."""
     packaged = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
-    imported = {"pillow": "PIL", "prometheus-client": "prometheus_client", "python-multipart": "multipart"}
+    imported = {
+        "pillow": "PIL", "prometheus-client": "prometheus_client", "python-multipart": "multipart",
+        "fastapi-swagger": "fastapi_swagger", "opentelemetry-api": "opentelemetry",
+    }  # fmt: skip
     for extra, names in doctor.EXTRAS.items():
         wanted = [re.match(r"[\w-]+", line)[0] for line in packaged["optional-dependencies"][extra]]
         assert sorted(names) == sorted(imported.get(name, name) for name in wanted if name != "safer-tta")

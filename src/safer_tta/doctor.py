@@ -19,7 +19,18 @@ EXTRAS = {  # the modules of each extra
     "models": ["timm"],
     "attacks": ["pyautoattack"],
     "bench": ["duckdb", "matplotlib", "PIL", "pydantic", "rich", "typer"],
-    "serve": ["fastapi", "httpx", "PIL", "prometheus_client", "multipart", "rich", "typer", "uvicorn"],
+    "serve": [
+        "fastapi",
+        "fastapi_swagger",
+        "httpx",
+        "PIL",
+        "prometheus_client",
+        "multipart",
+        "rich",
+        "typer",
+        "uvicorn",
+    ],
+    "otel": ["opentelemetry"],
     "ray": ["ray"],
 }
 MISSING_OPERATOR = "torchvision::nms does not exist"

@@ -11,6 +11,8 @@
     ├── MissingPackageError (ImportError)   a package of an optional extra is not installed
     ├── NotFiniteError      (RuntimeError)  a gradient is NaN or infinite
     ├── JournalError        (RuntimeError)  the folder of a service cannot be used
+    │   ├── StorageError                    nothing can be written there: the disk is full, or the folder is gone
+    │   └── DamagedStreamError              the stored state of one stream is not what was written
     └── ServiceError        (RuntimeError)  a service refused a request, or did not answer
 
 A message says what came, what was expected and what to do about it. Anything else that escapes is a bug.
@@ -79,6 +81,14 @@ class NotFiniteError(SaferError, RuntimeError):
 
 class JournalError(SaferError, RuntimeError):
     """The folder of a service cannot be used."""
+
+
+class StorageError(JournalError):
+    """Nothing can be written to the folder of a service: the disk is full, or the folder is gone."""
+
+
+class DamagedStreamError(JournalError):
+    """The stored state of one stream is not what was written."""
 
 
 class ServiceError(SaferError, RuntimeError):

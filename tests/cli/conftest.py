@@ -20,6 +20,7 @@ def safer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], t
     """Run the command without the start of a process, with a cache of the test's own."""
     monkeypatch.setenv("SAFER_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("safer_tta.cli.keep_freed_memory", lambda: True)  # it would last longer than the test
+    monkeypatch.setattr("safer_tta.serve.logs.set_up", lambda *_: None)  # and so would this
 
     def run(*arguments: object) -> Ended:
         monkeypatch.setattr("sys.argv", ["safer", *map(str, arguments)])

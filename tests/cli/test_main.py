@@ -15,6 +15,7 @@ from tests.data.parts import image_folder, pacs_excerpt
 from tests.processes import python
 
 COMMANDS = ["attack", "bench", "data check", "demo", "doctor", "methods", "pack", "run", "send", "serve", "train"]
+COMMANDS += ["serve backup", "serve check", "serve restore"]
 
 
 def test_every_command_is_listed(safer):

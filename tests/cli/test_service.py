@@ -17,19 +17,24 @@ def test_the_command_serves_what_adapt_recommends():
 
 
 def test_options_reach_the_service(safer, source_file, tmp_path, monkeypatch):
-    asked = []
+    asked, logged = [], []
+    monkeypatch.setattr("safer_tta.serve.logs.set_up", lambda *how: logged.append(how))
     monkeypatch.setattr("safer_tta.serve.server.serve", lambda made, **how: asked.append((made, how)))
     (tmp_path / "tokens").write_text(json.dumps({"anna": "a" * 20}))
     options = "--method pl --norm medbn --views 3 --side 32 --abstain 0.3 --seconds 2 --seed 5 --port 0 --memory 3"
-    options += " --queue 4 --rate 5 --images 6 --precision bfloat16"
+    options += " --queue 4 --rate 5 --images 6 --precision bfloat16 --log-format json --log-level debug"
+    options += " --streams 7 --owner-disk 8 --disk 9 --uploads 10 --upload-seconds 11 --wait 12 --connections 16"
     ended = safer("serve", "--model", source_file, "--tokens", tmp_path / "tokens", *options.split())
     assert ended.returncode == 0, ended.stderr
+    assert logged == [("json", "debug")]
     ((made, how),) = asked
     assert (made.model, made.method, made.norm, made.side) == (source_file, "pl", "medbn", 32)
     assert made.predictor == {"name": "safer-g", "views": 3}
     assert (made.abstain, made.seconds, made.seed, made.precision) == (0.3, 2, 5, "bfloat16")
     limits = made.limits
     assert (limits.memory_bytes, limits.queue, limits.requests_per_s, limits.images) == (3 * 2**20, 4, 5, 6)
+    assert (limits.owner_streams, limits.owner_disk_bytes, limits.disk_bytes) == (7, 8 * 2**20, 9 * 2**20)
+    assert (limits.upload_bytes, limits.body_s, limits.wait_s, limits.connections) == (10 * 2**20, 11, 12, 16)
     assert (how["host"], how["port"], how["tokens"].owner(f"Bearer {'a' * 20}")) == ("127.0.0.1", 0, "anna")
 
 

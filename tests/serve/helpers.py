@@ -17,13 +17,13 @@ import httpx
 import numpy as np
 import torch
 from PIL import Image
+from starlette.types import ASGIApp
 
 from safer_tta._internal.seeds import generator
 from safer_tta.client import Client
 from safer_tta.data import open_dataset
 from safer_tta.guards import Guard
 from safer_tta.serve.engine import Engine
-from safer_tta.serve.middleware import AccessControl
 from safer_tta.serve.server import Service
 from safer_tta.serve.tokens import Tokens
 from safer_tta.training import source_recipe, train_source
@@ -100,7 +100,7 @@ def send(made: Engine, images: np.ndarray, name: str = "a", key: str | None = No
     return made.batch(f"local/{name}", images, key, str(hash(images.tobytes()))).result()[0]
 
 
-def converse(app: AccessControl, talk: Callable[[httpx.AsyncClient], Awaitable[T]]) -> T:
+def converse(app: ASGIApp, talk: Callable[[httpx.AsyncClient], Awaitable[T]]) -> T:
     """Return the result of a conversation with an application in this process."""
 
     async def run() -> T:

@@ -38,6 +38,7 @@ def test_streams_are_answered_as_by_one_engine(url, source_file):
             assert given[name] == [replay(images) for images in batches]
         asking.reset(names[0])
         assert asking.audit()[0]["what"] == "reset"
+        assert asking.alarms() == []
         for body in (b"", b"{}", b'{"name": null}'):  # a name that is made up leads to the shard that has it
             headers = {"Content-Type": "application/json"} if body else {}
             made = httpx.post(f"{url}/v1/streams", content=body, headers=headers).json()["name"]
@@ -59,6 +60,17 @@ def test_what_is_malformed_stays_so(url):
     assert all(answer.json()["error"] for answer in answers)
     assert httpx.get(url + "/healthz").json() == {"status": "ok"}
     assert "default-src 'none'" in httpx.get(url + "/").headers["content-security-policy"]
+
+
+def test_no_address_leads_to_another_shard_than_its_streams(url):
+    with Client(url) as asking:
+        asking.create("n0")
+        for name in ("n1%2f..", "n2%2f..", "n3%2f.."):
+            answer = httpx.post(f"{url}/v1/streams/{name}", json={"name": "n0"})
+            assert answer.status_code == 404, answer.text
+            assert httpx.get(f"{url}/v1/streams/{name}%2fn0").status_code == 404
+        assert [stream["name"] for stream in asking.streams()].count("n0") == 1
+    assert httpx.get(url + "/v1/model", headers={"Origin": "http://["}).status_code == 400
 
 
 def test_a_stream_stays_where_it_is():

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from safer_tta.client import Client, ServiceError
-from safer_tta.errors import InvalidValueError, JournalError, TensorFileError
+from safer_tta.errors import DamagedStreamError, InvalidValueError, JournalError
 from safer_tta.serve.limits import Limits
 from tests.serve.helpers import NPY, SIDE, Replay, array_file, engine, engine_of, meanwhile, pictures, send, serving
 
@@ -42,7 +42,7 @@ def test_kills_lose_and_double_nothing(source_file, tmp_path):
                 replay = Replay(source_file, name)
                 for number, answer in enumerate(answers):
                     images = batches[number % len(batches)]
-                    assert answer["probabilities"] == replay(images, learn=answer["adapted"])
+                    assert answer["probabilities"] == replay(images, learn=answer["noted"])
 
 
 def insist(ask):
@@ -150,7 +150,7 @@ def test_a_damaged_stream_fails_only_itself_and_can_be_deleted(source_file, tmp_
         database.execute("update streams set state = ? where name != 'good'", [b"12345678 nonsense"])
         database.execute("update streams set guard = '{' where name = 'worse'")
     with engine_of(source_file, tmp_path) as made:
-        with pytest.raises(TensorFileError):
+        with pytest.raises(DamagedStreamError):
             send(made, images, "bad")
         assert send(made, images, "good")["number"] == 1
         assert [stream["name"] for stream in made.journal.describe("local")] == ["bad", "good", "worse"]

@@ -24,7 +24,7 @@ def test_files_and_arrays_of_the_same_pixels_get_the_same_answer(asking, source_
     for name, sent in (("twin", np.stack([image] * 2)), ("other-twin", [image_file()] * 2)):
         asking.create(name)
         assert asking.send(name, sent)["probabilities"] == Replay(source_file, name)(np.stack([expected] * 2))
-    assert np.array_equal(from_files([image_file()], SIDE, Limits())[0], expected)
+    assert np.array_equal(next(from_files([image_file()], SIDE, Limits())), expected)
     assert np.array_equal(from_array(array_file(image[None]), SIDE, Limits())[0], expected)
 
 
@@ -48,4 +48,4 @@ def test_an_upload_stands_upright_however_the_camera_was_held():
 
 def test_pixels_are_counted_over_the_whole_batch():
     with pytest.raises(Refused, match="the batch has 8192 pixels"):
-        from_files([image_file()] * 2, SIDE, Limits(batch_pixels=8000))
+        next(from_files([image_file()] * 2, SIDE, Limits(batch_pixels=8000)))

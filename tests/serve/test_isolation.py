@@ -47,7 +47,7 @@ def test_many_streams_at_once(server, source_file):
     for number in (0, 31, 63):
         replay = Replay(source_file, f"load-{number}")
         for images, answer in zip(batches, answers[number], strict=True):
-            assert answer["probabilities"] == replay(images, learn=answer["adapted"])
+            assert answer["probabilities"] == replay(images, learn=answer["noted"])
 
 
 def test_a_thousand_streams_are_parked_and_come_back(source_file, tmp_path):

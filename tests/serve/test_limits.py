@@ -5,11 +5,26 @@ import threading
 import numpy as np
 import pytest
 
+from safer_tta.serve import uploads
 from safer_tta.serve.app import create_app
 from safer_tta.serve.limits import Limits, RateLimit, Refused
+from safer_tta.serve.shares import Share, Shares
 from safer_tta.serve.tokens import Tokens
+from safer_tta.serve.turns import owner_of
 from safer_tta.serve.uploads import Decoder
-from tests.serve.helpers import CHEAP, NPY, SIDE, TOKENS, Replay, array_file, converse, engine_of, pictures, send
+from tests.serve.helpers import (
+    CHEAP,
+    NPY,
+    SIDE,
+    TOKENS,
+    Replay,
+    array_file,
+    converse,
+    engine_of,
+    image_file,
+    pictures,
+    send,
+)
 
 GOOD = array_file(np.zeros((1, SIDE, SIDE, 3), np.uint8))
 
@@ -54,17 +69,17 @@ def test_a_stream_that_is_behind_is_answered_without_learning(source_file, tmp_p
         with held(made, "local/late"):
             waiting = [made.batch("local/late", batch, None, "x") for batch in images]
         answers = [future.result()[0] for future in waiting]
-    assert [answer["adapted"] for answer in answers] == [False, False, False, False, True, True]
+    assert [answer["noted"] for answer in answers] == [False, False, False, False, True, True]
     replay = Replay(source_file, "late")
     for batch, answer in zip(images, answers, strict=True):
-        assert answer["probabilities"] == replay(batch, learn=answer["adapted"])
+        assert answer["probabilities"] == replay(batch, learn=answer["noted"])
 
 
 def test_a_service_that_exceeds_its_time_answers_without_learning(source_file, tmp_path):
     batches = pictures(3, 2)
     for seconds, adapted in ((1e-9, [True, False, False]), (None, [True] * 3)):
         with engine_of(source_file, tmp_path / str(seconds), "a", seconds=seconds) as made:
-            assert [send(made, images)["adapted"] for images in batches] == adapted
+            assert [send(made, images)["noted"] for images in batches] == adapted
 
 
 def test_states_too_large_for_the_disk_are_refused(source_file, tmp_path):
@@ -112,8 +127,8 @@ def test_every_owner_has_its_own_rate(source_file, tmp_path):
 
     with engine_of(source_file, tmp_path, limits=Limits(requests_per_s=1.0), **CHEAP) as made:
         app = create_app(made, TOKENS)
-        assert app.rate.per_second == 1.0
-        app.rate = RateLimit(1.0, clock=lambda: 0.0)
+        assert app.app.admission.rate.per_second == 1.0
+        app.app.admission.rate = RateLimit(1.0, clock=lambda: 0.0)
         assert converse(app, talk) == [200, 200, 429, 200, 200, 429, 401]
 
 
@@ -137,7 +152,8 @@ def test_uploads_are_counted_together_until_they_are_answered(source_file, tmp_p
         answers = [await first, second, await post(GOOD), await post(GOOD)]
         return [answer.status_code for answer in answers]
 
-    with engine_of(source_file, tmp_path, "a", limits=Limits(upload_bytes=len(GOOD) * 3 // 2), **CHEAP) as made:
+    # One batch and its decoded images find room in three quarters of it, and not a second one.
+    with engine_of(source_file, tmp_path, "a", limits=Limits(upload_bytes=len(GOOD) * 3), **CHEAP) as made:
         assert converse(create_app(made, Tokens()), talk) == [200, 429, 200, 200]
 
 
@@ -158,36 +174,70 @@ def test_a_form_is_not_read_beyond_the_allowed_images(source_file, tmp_path):
     assert len(read) < 10
 
 
-def test_only_the_allowed_number_of_batches_is_decoded_at_once():
+def test_an_owner_has_a_limited_number_of_batches_that_are_decoded(monkeypatch):
     async def talk():
         decoder, hold = Decoder(SIDE, Limits(decoding=2)), threading.Event()
+        monkeypatch.setattr(uploads, "from_array", lambda *_: hold.wait(60) and np.zeros((1, 3, SIDE, SIDE), np.uint8))
 
-        def decode(content, side, limits):
-            hold.wait(60)
-            return content
+        async def decode(stream):
+            with Share(Shares(10**9, "", "uploads"), owner_of(stream)) as share:
+                await decoder.decode(GOOD, stream, share)
 
-        image = np.zeros((1, 3, SIDE, SIDE), np.uint8)
-        both = [asyncio.create_task(decoder.decode(decode, image)) for _ in range(2)]
+        both = [asyncio.create_task(decode("anna/a")) for _ in range(2)]
         await asyncio.sleep(0)  # until they have begun
         try:
             with pytest.raises(Refused) as refused:
-                await asyncio.wait_for(decoder.decode(decode, image), 10)
+                await asyncio.wait_for(decode("anna/b"), 10)
+            other = asyncio.create_task(decode("bert/a"))
+            await asyncio.sleep(0)
         finally:
             hold.set()
-        await asyncio.gather(*both)
-        await decoder.decode(decode, image)  # there is room again
+        await asyncio.gather(*both, other)
+        await decode("anna/a")  # there is room again
         return refused.value.status
 
     assert asyncio.run(talk()) == 429
 
 
+def test_pictures_of_a_client_that_has_left_are_not_decoded(source_file, tmp_path, monkeypatch):
+    decoded, left = [], threading.Event()
+
+    def decode(files, *_):
+        for number in range(len(files)):
+            decoded.append(number)
+            left.wait(5)
+            yield np.zeros((3, SIDE, SIDE), np.uint8)
+
+    async def talk(asking):
+        form = [("images", ("a.png", image_file()))] * 8
+        sent = asking.build_request("POST", "/v1/streams/a/batches", files=form)
+        messages = [{"type": "http.request", "body": sent.read(), "more_body": False}]
+
+        async def receive():
+            while not messages and not decoded:
+                await asyncio.sleep(0.01)
+            return messages.pop() if messages else {"type": "http.disconnect"}
+
+        headers = [(name.lower(), value) for name, value in sent.headers.raw]
+        scope = {"type": "http", "method": "POST", "path": sent.url.path, "headers": headers, "query_string": b""}
+        await app(scope, receive, lambda message: asyncio.sleep(0))
+        left.set()
+        return (await asking.post("/v1/streams/a/batches", content=GOOD, headers=NPY)).status_code
+
+    monkeypatch.setattr(uploads, "from_files", decode)
+    with engine_of(source_file, tmp_path, "a", **CHEAP) as made:
+        app = create_app(made, Tokens())
+        assert converse(app, talk) == 200
+    assert decoded == [0]
+
+
 def test_feeds_are_counted_for_each_owner(source_file, tmp_path):
     with engine_of(source_file, tmp_path, limits=Limits(feeds=2), **CHEAP) as made:
-        stop = made.listen("anna/a", print)
-        made.listen("anna/b", print)
+        stop = made.feeds.listen("anna/a", print)
+        made.feeds.listen("anna/b", print)
         with pytest.raises(Refused) as refused:
-            made.listen("anna/c", print)
+            made.feeds.listen("anna/c", print)
         assert refused.value.status == 429
-        made.listen("bert/a", print)
+        made.feeds.listen("bert/a", print)
         stop()
-        made.listen("anna/c", print)
+        made.feeds.listen("anna/c", print)

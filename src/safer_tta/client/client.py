@@ -162,6 +162,10 @@ class Client:
         """Return what is served: version, method, predictor, norm, classes, limits …"""
         return self._object(self._call("GET", "v1/model"))
 
+    def alarms(self) -> list[Json]:
+        """Return the active alarms of all streams of this owner, the newest first."""
+        return self._list(self._call("GET", "v1/alarms"), "alarms")
+
     def audit(self) -> list[Json]:
         """Return who created, changed or deleted which stream, newest first."""
         return self._list(self._call("GET", "v1/audit"), "events")
@@ -229,10 +233,12 @@ class Client:
 
     def _explain_refusal(self, response: httpx.Response) -> ServiceError:
         try:
-            message = response.json()["error"]
+            content = response.json()
+            message = content["error"]
         except (ValueError, KeyError, TypeError):  # a proxy's page, or another kind of service
             return self._explain_unexpected(response)
-        return ServiceError(response.status_code, str(message))
+        known = f" (request {content['request_id']})" if response.status_code >= 500 and "request_id" in content else ""
+        return ServiceError(response.status_code, f"{message}{known}")
 
     def _object(self, response: httpx.Response) -> Json:
         try:
@@ -281,7 +287,9 @@ def _authorization(token: str | None) -> dict[str, str]:
         return {}
     token = token.strip()  # a token read from a file often ends with a line break
     if not token or not re.fullmatch(r"[!-~]+", token):
-        raise InvalidValueError("token is invalid; expected printable ASCII without spaces")
+        raise InvalidValueError(
+            "token is empty, or contains spaces or other characters than printable ASCII; give it as in the tokens file"
+        )
     return {"Authorization": f"Bearer {token}"}
 
 
@@ -323,9 +331,9 @@ def _files(images: Sequence[str | os.PathLike[str] | bytes]) -> list[tuple[str, 
             name = os.fsencode(Path(image).name).decode(errors="replace")
             parts.append(("images", (name, Path(image).read_bytes())))
         else:
-            raise InvalidTypeError(f"an image is {type(image).__name__}; expected a path or the bytes of a file")
+            raise InvalidTypeError(f"images[{number}] is {type(image).__name__}; expected a path or bytes")
     if not parts:
-        raise InvalidValueError("images is empty; expected at least one")
+        raise InvalidValueError("images is empty; expected at least one image file")
     return parts
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..guards import troubles
+from ..guards import flags, troubles
 from ..predictors import Prediction
 from .journal import Json, Stream
 
@@ -31,32 +31,48 @@ class Served:
 
 
 def describe(
-    served: Served, stream: Stream, prediction: Prediction, before: Counter[str], *, seconds: float, adapted: bool
+    served: Served,
+    stream: Stream,
+    prediction: Prediction,
+    before: Counter[str],
+    *,
+    seconds: float,
+    adapted: bool,
+    noted: bool,
 ) -> Json:
-    """Return the answer to a batch with its report, ready for JSON. before: the guard's counters before the batch."""
+    """Return the answer to a batch with its report, ready for JSON.
+
+    Args:
+        served: What is served.
+        stream: The stream, after the batch.
+        prediction: What the method answered.
+        before: The guard's counters before the batch.
+        seconds: How long the method took.
+        adapted: Whether weights or memories of the method moved.
+        noted: Whether these moved, or only what is remembered of the stream: statistics, and evidence of attacks.
+    """
     report, probs, labels = prediction.report, prediction.probs.float().cpu(), prediction.labels.tolist()
     suspicion = None if prediction.suspicion is None else prediction.suspicion.float().cpu()
-    flagged = ~torch.isfinite(probs).all(dim=1)
-    if suspicion is not None and served.abstain is not None:
-        flagged |= ~(suspicion <= served.abstain)
-    abstain = flagged.tolist()
+    abstain = flags(prediction, served.abstain)[1].tolist()
     shares = torch.bincount(torch.tensor(labels), minlength=probs.shape[1]).double() / len(labels)
+    watched = stream.memory.watch.describe()
     summary = {
         "stream": stream.name, "number": stream.batches, "time": stream.last, "images": len(labels),
-        "adapted": adapted, "seconds": seconds,
+        "adapted": adapted, "noted": noted, "seconds": seconds,
         "reliability": _to_json(report.reliability),
         "dropped": None if report.dropped is None or int(report.dropped) < 0 else int(report.dropped),
         "views": ["original", *(" → ".join(names) for names in report.pipelines)],
         "suspicion": None if suspicion is None else _summarise(suspicion),
         "abstained": sum(abstain), "shares": shares.tolist(), "accuracy": None,
         "alarm": ", ".join(troubles(before, stream.memory.counters)),
+        "alarms": watched["alarms"], "suspicious": watched["suspicious"],
         "health": dict(stream.memory.counters),
     }  # fmt: skip
     return {
         "stream": stream.name, "number": stream.batches, "labels": labels,
         "classes": [served.classes[label] for label in labels], "probabilities": _to_json(probs),
         "suspicion": _to_json(suspicion), "abstain": abstain,
-        "weights": _to_json(report.weights), "adapted": adapted, "model": served.version,
+        "weights": _to_json(report.weights), "adapted": adapted, "noted": noted, "model": served.version,
         "report": summary,
     }  # fmt: skip
 
@@ -77,4 +93,5 @@ def _without_nan(value: Any) -> Any:
 
 def _summarise(suspicion: Tensor) -> Json:
     finite = torch.nan_to_num(suspicion, nan=1.0).clamp(0, 1)
-    return {"mean": float(finite.mean()), "histogram": torch.histc(finite, BINS, 0, 1).long().tolist()}
+    mean, median = float(finite.mean()), float(finite.median())
+    return {"mean": mean, "median": median, "histogram": torch.histc(finite, BINS, 0, 1).long().tolist()}

@@ -4,42 +4,48 @@ import asyncio
 import json
 import re
 import secrets
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 from importlib import resources
 from typing import Annotated, Any
 
 from fastapi import Body, Depends, FastAPI, Header, Path, Query, Request, Security
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from fastapi.security import HTTPBearer
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
-from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
 
 from .. import __version__
 from .._internal.resizing import Resize
-from . import api_page, schemas
+from . import schemas
+from .api_page import add_api_page
 from .engine import Engine
+from .explaining import explain_errors
 from .journal import KEPT, Json
 from .limits import Refused
-from .middleware import AccessControl, error_response
+from .middleware import AccessControl
+from .observed import Observed
+from .operations import describe_operations
+from .probes import add_probes
+from .quota import Quota
+from .record import note_stream
 from .tokens import Tokens
-from .uploads import BODY, Decoder
+from .uploads import BODY, Decoder, read
+from .waiting import answered, unless_gone
 
 NAME = r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}$"
 KEY = re.compile(r"[\x21-\x7e]{1,128}")
 QUIET = 15.0  # seconds after which a silent feed sends a comment
 FEED = 100  # reports that wait for a slow reader
-DASHBOARD = dict.fromkeys(("dashboard.js", "charts.js", "words.js"), "text/javascript") | {"dashboard.css": "text/css"}
+SCRIPTS = ("dashboard.js", "charts.js", "suspicion.js", "drawing.js", "words.js")
+DASHBOARD = dict.fromkeys(SCRIPTS, "text/javascript") | {"dashboard.css": "text/css"}
 REFUSALS: dict[int | str, dict[str, Any]] = {
     code: {"description": words, "model": schemas.Error}
     for code, words in {
-        400: "malformed", 401: "unknown token", 403: "from another site", 404: "not found", 409: "conflict",
-        413: "too large", 415: "unsupported type", 422: "invalid", 429: "too much at once", 503: "stopping",
-        507: "no room",
+        400: "malformed", 401: "unknown token", 403: "from another site", 404: "not found", 408: "too slow",
+        409: "conflict", 413: "too large", 415: "unsupported type", 422: "invalid", 429: "too much at once",
+        503: "stopping", 507: "no room",
     }.items()
 }  # fmt: skip
 
@@ -60,7 +66,7 @@ def _returns(schema: type[BaseModel], status: int = 200) -> dict[str, Any]:
     return {"status_code": status, "response_class": JSONResponse, "response_model": None, "responses": described}
 
 
-def create_app(engine: Engine, tokens: Tokens) -> AccessControl:
+def create_app(engine: Engine, tokens: Tokens) -> Observed:
     """Return the application around an engine; it stops the engine when it ends."""
 
     @asynccontextmanager
@@ -70,12 +76,15 @@ def create_app(engine: Engine, tokens: Tokens) -> AccessControl:
 
     app = FastAPI(
         title="safer-tta", version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan, responses=REFUSALS,
-        redirect_slashes=False,
+        redirect_slashes=False, generate_unique_id_function=lambda route: route.name,
     )  # fmt: skip
-    _handle_errors(app)
-    for add in (_add_public, _add_streams, _add_changes, _add_service, _add_batches, _add_labels):
+    explain_errors(app)
+    for add in (_add_dashboard, _add_streams, _add_changes, _add_service, _add_batches, _add_labels):
         add(app, engine)
-    return AccessControl(app, tokens, engine.limits)
+    add_probes(app, engine, tokens)
+    add_api_page(app)
+    describe_operations(app)
+    return Observed(AccessControl(app, tokens, engine.limits), app.routes, engine.metrics, re.compile(NAME))
 
 
 async def _owner(request: Request, _: Annotated[Any, Security(HTTPBearer(auto_error=False))]) -> str:
@@ -90,22 +99,8 @@ IdempotencyKey = Annotated[str | None, Header(max_length=128)]
 Last = Annotated[int, Query(ge=1, le=KEPT)]
 
 
-def _add_public(app: FastAPI, engine: Engine) -> None:
+def _add_dashboard(app: FastAPI, _: Engine) -> None:
     files = resources.files("safer_tta.serve") / "dashboard"
-
-    @app.get("/healthz")
-    async def healthz() -> dict[str, str]:
-        return {"status": "ok"}
-
-    @app.get("/readyz")
-    async def readyz() -> dict[str, str]:
-        if not engine.ready:
-            raise Refused(503, "the service does not accept batches", retry_after=5)
-        return {"status": "ok"}
-
-    @app.get("/metrics", include_in_schema=False)
-    async def metrics() -> Response:
-        return Response(engine.metrics.text(), media_type="text/plain; version=0.0.4")
 
     @app.get("/", include_in_schema=False)
     async def dashboard() -> Response:
@@ -114,12 +109,8 @@ def _add_public(app: FastAPI, engine: Engine) -> None:
     @app.get("/dashboard/{name}", include_in_schema=False)
     async def dashboard_file(name: str) -> Response:
         if name not in DASHBOARD:  # a list, not a path: no other file can be asked for
-            raise Refused(404, "there is no such file")
+            raise Refused(404, "there is no such file; the dashboard is at /")
         return Response((files / name).read_text(encoding="utf-8"), media_type=DASHBOARD[name])
-
-    @app.get("/docs", include_in_schema=False)
-    async def docs() -> Response:
-        return HTMLResponse(api_page.render(app.openapi()))
 
 
 async def _find(engine: Engine, who: str, name: str) -> Json:
@@ -140,9 +131,13 @@ def _refuse_unknown(name: str) -> Refused:
 
 
 def _add_streams(app: FastAPI, engine: Engine) -> None:
+    quota = Quota(engine.journal, engine.limits)
+
     @app.post("/v1/streams", **_returns(schemas.Stream, 201))
     async def create_stream(new: Annotated[New | None, Body()] = None, who: str = owner) -> Response:
         name = new.name if new is not None and new.name is not None else f"stream-{secrets.token_hex(6)}"
+        note_stream(name)
+        await quota.check(who)
         await asyncio.wrap_future(engine.create(who, name))
         return JSONResponse(await _find(engine, who, name), 201)
 
@@ -181,6 +176,10 @@ def _add_service(app: FastAPI, engine: Engine) -> None:
         served = {**asdict(engine.served), "state_bytes": engine.state_bytes, "limits": asdict(engine.limits)}
         return JSONResponse(served)
 
+    @app.get("/v1/alarms", **_returns(schemas.Alarms))
+    async def get_alarms(who: str = owner) -> Response:
+        return JSONResponse({"alarms": engine.alarms.of(who)})
+
     @app.get("/v1/audit", **_returns(schemas.Audit))
     async def get_audit(who: str = owner) -> Response:
         return JSONResponse({"events": await run_in_threadpool(engine.journal.audit, who)})
@@ -195,11 +194,18 @@ def _add_batches(app: FastAPI, engine: Engine) -> None:
         name: StreamName, request: Request, idempotency_key: IdempotencyKey = None, who: str = owner
     ) -> Response:
         if idempotency_key is not None and not KEY.fullmatch(idempotency_key):
-            raise Refused(422, "the Idempotency-Key is invalid; expected 1 to 128 printable characters without spaces")
+            problem = f"the Idempotency-Key is {idempotency_key[:40]!r}"
+            raise Refused(422, f"{problem}; expected 1 to 128 printable ASCII characters without spaces")
         await _check_exists(engine, who, name)
-        engine.check_room(f"{who}/{name}")
-        images, content = await decoder.read(request)
-        answer, before = await asyncio.wrap_future(engine.batch(f"{who}/{name}", images, idempotency_key, content))
+        stream = f"{who}/{name}"
+        if engine.room.open:  # else the body is read first: a connection that closes with unread data loses the answer
+            engine.room.check(stream)
+        body = await read(request, engine.limits)
+        with engine.room.coming(stream):
+            images, content = await unless_gone(decoder.decode(body, stream, request.state.share), request)
+        del body  # so that it takes no memory while the batch waits
+        waiting = engine.batch(stream, images, idempotency_key, content)
+        answer, before = await answered(waiting, request, engine.limits.wait_s)
         return JSONResponse(answer, headers={"Idempotent-Replay": "true"} if before else None)
 
     @app.get("/v1/streams/{name}/batches", **_returns(schemas.Reports))
@@ -211,7 +217,7 @@ def _add_batches(app: FastAPI, engine: Engine) -> None:
     async def follow_reports(name: StreamName, request: Request, who: str = owner) -> StreamingResponse:
         await _check_exists(engine, who, name)
         loop, queue = asyncio.get_running_loop(), asyncio.Queue[Json | None](FEED)
-        stop = engine.listen(f"{who}/{name}", lambda report: loop.call_soon_threadsafe(_put, queue, report))
+        stop = engine.feeds.listen(f"{who}/{name}", lambda report: loop.call_soon_threadsafe(_put, queue, report))
         return StreamingResponse(_feed(queue, stop, request), media_type="text/event-stream")
 
 
@@ -221,10 +227,13 @@ def _add_labels(app: FastAPI, engine: Engine) -> None:
         await _check_exists(engine, who, name)
         largest, classes = max(given.labels), len(engine.served.classes)
         if largest >= classes:
-            raise Refused(422, f"label {largest} is out of range; expected 0 to {classes - 1}")
+            raise Refused(
+                422, f"label {largest} is out of range; expected 0 to {classes - 1}. GET /v1/model lists the classes"
+            )
         found = await run_in_threadpool(engine.journal.label, f"{who}/{name}", number, given.labels)
         if found is None:
-            raise Refused(404, f"batch {number} is not kept; expected one of the stream's last {KEPT}")
+            advice = f"GET /v1/streams/{name}/batches lists them"
+            raise Refused(404, f"batch {number} is not kept; expected one of the stream's last {KEPT}. {advice}")
         if isinstance(found, str):
             raise Refused(422, f"{found}; expected one for each image")
         return JSONResponse(found)
@@ -252,30 +261,3 @@ async def _feed(queue: asyncio.Queue[Json | None], stop: Callable[[], None], req
             yield f"event: report\ndata: {json.dumps(report)}\n\n"
     finally:
         stop()
-
-
-def _handle_errors(app: FastAPI) -> None:
-    @app.exception_handler(HTTPException)
-    async def refused(_: Request, error: HTTPException) -> JSONResponse:
-        if isinstance(error, Refused):
-            return error_response(error.status, error.message, error.retry_after)
-        return error_response(error.status_code, str(error.detail).lower())
-
-    @app.exception_handler(RequestValidationError)
-    async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
-        return error_response(422, "; ".join(map(_explain, error.errors()[:3])))
-
-    @app.exception_handler(ClientDisconnect)
-    async def gone(_: Request, error: ClientDisconnect) -> Response:
-        return Response(status_code=400)  # the client will not read it
-
-    @app.exception_handler(Exception)
-    async def broken(_: Request, error: Exception) -> JSONResponse:
-        return error_response(500, "the service failed; see its log")
-
-
-def _explain(problem: Mapping[str, Any]) -> str:
-    where = ".".join(map(str, problem["loc"]))
-    if problem["type"] == "string_pattern_mismatch":
-        return f"{where} is invalid; expected 1 to 64 letters, digits, '.', '_' or '-', and no '.' at the start"
-    return f"{where}: {problem['msg']}"

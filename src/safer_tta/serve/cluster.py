@@ -12,15 +12,18 @@ from typing import Any, cast
 
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Scope
 
 from .._internal.checks import count
 from .._internal.hashing import hash_bytes
-from .limits import Refused
+from .admission import Admission
+from .limits import Limits, Refused
 from .middleware import error_response
 from .server import Service
 from .tokens import Tokens
 
 STREAM = re.compile(r"/v1/streams/([^/]+)")
+CANONICAL = re.compile(r"/|(/[A-Za-z0-9_-][A-Za-z0-9._-]*)+")
 FEED = re.compile(r"/v1/streams/[^/]+/reports")
 Whole = tuple[str, str, list[tuple[bytes, bytes]], bytes]  # verb, address, headers, body: a request that travels
 Answer = tuple[int, list[tuple[bytes, bytes]], bytes]
@@ -53,47 +56,53 @@ class Shard:
 class Front:
     """Passes every request to the shard of its stream, and merges lists from all shards."""
 
-    def __init__(self, tokens: Tokens, limit: int, *shards: Any) -> None:
-        self.tokens, self.limit, self.shards = tokens, limit, shards
+    def __init__(self, tokens: Tokens, limits: Limits, *shards: Any) -> None:
+        self.admission, self.shards = Admission(tokens, limits), shards
 
     async def __call__(self, request: Request) -> Response:
         try:
-            return await self._route(request)
+            _check_path(request.scope)
+            owner = await self.admission.owner(request.scope)
+            with self.admission.enter(owner, request.scope, request.receive) as body:
+                content = b"".join([part async for part in Request(request.scope, body.receive).stream()])
+                return await self._route(owner, request, content)
         except Refused as error:
             return error_response(error.status, error.message, error.retry_after)
 
-    async def _route(self, request: Request) -> Response:
-        address = request.url.path + (f"?{request.url.query}" if request.url.query else "")
-        owner = self.tokens.owner(request.headers.get("authorization")) if address.startswith("/v1") else ""
-        body = await self._body(request)
-        found = STREAM.match(request.url.path)
-        if FEED.fullmatch(request.url.path):
+    async def _route(self, owner: str, request: Request, body: bytes) -> Response:
+        path = str(request.scope["path"])
+        found = STREAM.match(path)
+        if FEED.fullmatch(path):
             raise Refused(404, "a cluster has no feed of reports; poll GET /v1/streams/NAME/batches")
-        if found is not None or (request.method, request.url.path) == ("POST", "/v1/streams"):
+        if found is not None or (request.method, path) == ("POST", "/v1/streams"):
             name, body = (found[1], body) if found is not None else _name_stream(body)
-            return _respond(await self._ask(shard_of(owner, name, len(self.shards)), request, address, body))
-        if request.method == "GET" and request.url.path in MERGED:
-            answers = [await self._ask(shard, request, address, body) for shard in range(len(self.shards))]
-            return _merge(answers, MERGED[request.url.path])
-        return _respond(await self._ask(0, request, address, body))
+            return _respond(await self._ask(shard_of(owner, name, len(self.shards)), request, body))
+        if request.method == "GET" and path in MERGED:
+            answers = [await self._ask(shard, request, body) for shard in range(len(self.shards))]
+            return _merge(answers, MERGED[path])
+        return _respond(await self._ask(0, request, body))
 
-    async def _ask(self, shard: int, request: Request, address: str, body: bytes) -> Answer:
+    async def _ask(self, shard: int, request: Request, body: bytes) -> Answer:
+        query = request.scope["query_string"].decode("latin-1")
+        address = request.scope["path"] + (f"?{query}" if query else "")
         headers = [(name, value) for name, value in request.headers.raw if name not in DROPPED]
         if body and "content-type" not in request.headers:
             headers.append((b"content-type", b"application/json"))
         return cast(Answer, await self.shards[shard].handle.remote((request.method, address, headers, body)))
 
-    async def _body(self, request: Request) -> bytes:
-        parts, size = [], 0
-        async for part in request.stream():
-            size += len(part)
-            if size > self.limit:
-                raise Refused(413, f"the request is longer than {self.limit} bytes; send smaller batches")
-            parts.append(part)
-        return b"".join(parts)
+
+def _check_path(scope: Scope) -> None:
+    """Refuse an address that a shard could read differently, which would lead a stream's requests to two shards."""
+    raw = bytes(scope.get("raw_path") or b"")
+    if b"%" in raw or not CANONICAL.fullmatch(str(scope["path"])):
+        expected = "expected letters, digits, '.', '_' or '-' between slashes, and no '.' after a slash"
+        raise Refused(404, f"there is nothing at this address; {expected}")
 
 
-MERGED = {"/v1/streams": ("streams", "name", False), "/v1/audit": ("events", "time", True)}
+MERGED = {
+    "/v1/streams": ("streams", "name", False), "/v1/audit": ("events", "time", True),
+    "/v1/alarms": ("alarms", "since", True),
+}  # fmt: skip
 
 
 def _name_stream(body: bytes) -> tuple[str, bytes]:
@@ -137,4 +146,4 @@ def deployment(service: Service, tokens: Tokens, shards: int) -> Any:
         for number in range(shards)
     ]
     front = serve.deployment(name="front", num_replicas=1, max_ongoing_requests=1024)(Front)
-    return front.bind(tokens, service.limits.body_bytes, *bound)
+    return front.bind(tokens, service.limits, *bound)

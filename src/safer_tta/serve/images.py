@@ -17,17 +17,18 @@ from .limits import Limits, Refused
 # Pixels are counted here, by the header of every image.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 FORMATS = ("PNG", "JPEG", "WEBP")
-Pictures = NDArray[np.uint8]  # (B,3,H,W)
+Pictures = NDArray[np.uint8]  # (B,3,H,W), or (3,H,W)
 
 
-def from_files(files: Sequence[bytes], side: int, limits: Limits, resize: Resize = STRETCH) -> Pictures:
-    """Decode image files and bring them to the model's side. All sizes are checked before the first is decoded."""
-    _check_count(len(files), limits)
+def from_files(files: Sequence[bytes], side: int, limits: Limits, resize: Resize = STRETCH) -> Iterator[Pictures]:
+    """Yield the pictures in image files at the model's side. All sizes are checked before the first is decoded."""
+    check_count(len(files), limits)
     pixels = sum(_count_pixels(content, number, limits) for number, content in enumerate(files))
     most = limits.batch_pixels
     if pixels > most:
         raise Refused(413, f"the batch has {pixels} pixels; expected at most {most}. Send several batches")
-    return np.stack([_decode(content, number, side, resize) for number, content in enumerate(files)])
+    for number, content in enumerate(files):
+        yield _decode(content, number, side, resize)
 
 
 def _count_pixels(content: bytes, number: int, limits: Limits) -> int:
@@ -72,21 +73,22 @@ def from_array(content: bytes, side: int, limits: Limits) -> Pictures:
         problem = "the body is not a NumPy array file"
         raise Refused(422, f"{problem}; expected what numpy.save writes for a uint8 array") from error
     if not all(type(length) is int and 0 <= length < 2**31 for length in shape):
-        raise Refused(422, "the array's header has an impossible shape; expected what numpy.save writes")
+        raise Refused(422, f"the array's header has the shape {str(shape)[:80]}; expected {layouts}")
     if dtype != np.uint8 or len(shape) != 4:
         raise Refused(422, f"the array is {dtype} of shape {shape}; expected uint8 {layouts}")
-    _check_count(shape[0], limits)
+    check_count(shape[0], limits)
     if tuple(shape[1:]) not in ((side, side, 3), (3, side, side)):
         raise Refused(422, f"the array has shape {shape}; expected {layouts}")
     size = int(np.prod(shape))
     if len(content) - file.tell() != size:
-        raise Refused(422, f"the array holds {len(content) - file.tell()} bytes; its header says {size}")
+        raise Refused(422, f"the array holds {len(content) - file.tell()} bytes; expected {size}, as its header says")
     pixels = np.frombuffer(content, dtype=np.uint8, offset=file.tell())
     array = pixels.reshape(shape, order="F" if fortran else "C")
     return np.array(array if shape[3] != 3 or shape[1] == 3 else array.transpose(0, 3, 1, 2), order="C")
 
 
-def _check_count(count: int, limits: Limits) -> None:
+def check_count(count: int, limits: Limits) -> None:
+    """Refuse a batch with too few or too many images."""
     if count < 1:
         raise Refused(422, "the batch has no images; expected at least one (multipart: parts named images)")
     if count > limits.images:

@@ -1,13 +1,16 @@
 """Access control before anything of a request is read, and security headers on every response."""
 
 import asyncio
-from urllib.parse import urlsplit
+from collections.abc import Mapping
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import MutableHeaders
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from .limits import Limits, RateLimit, Refused
+from .admission import Admission
+from .bodies import Body
+from .limits import Limits, Refused
+from .record import current
 from .tokens import Tokens
 
 HEADERS = {
@@ -19,86 +22,44 @@ HEADERS = {
     "cross-origin-resource-policy": "same-origin",
     "cache-control": "no-store",
 }
-LOOPBACK = {"127.0.0.1", "localhost", "::1"}
-SAME = {"same-origin", "none"}  # what browsers send with a page's own requests, and with a typed address
+# Why a request is refused, for the metrics, where the refusal does not say it.
+REASONS = {401: "token", 403: "site", 408: "slow", 413: "size", 429: "busy", 503: "not ready", 507: "disk"}
 
 
 class AccessControl:
     """An application that checks the token, the origin, the rate and the size of every request first."""
 
     def __init__(self, app: ASGIApp, tokens: Tokens, limits: Limits) -> None:
-        self.app, self.tokens, self.limits = app, tokens, limits
-        self.rate = RateLimit(limits.requests_per_s)
-        self.arriving = 0  # bytes of bodies that are not answered yet
+        self.app, self.admission = app, Admission(tokens, limits)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
         try:
-            limit = self._admit(scope)
-        except Refused as error:
-            response = error_response(error.status, error.message, error.retry_after)
+            owner = await self.admission.owner(scope)
+            with self.admission.enter(owner, scope, receive) as body:
+                await self._pass_on(scope, body, send)
+        except Refused as error:  # before the application was asked, which reports its own
+            response = error_response(error.status, error.message, error.retry_after, error.reason)
             await response(scope, receive, with_security_headers(send))
-            return
-        await self._pass_on(scope, receive, send, limit)
 
-    def _admit(self, scope: Scope) -> int:
-        """Refuse the request, or return how many bytes its body may have."""
-        headers, path = Headers(scope=scope), str(scope["path"])
-        if not path.startswith("/v1"):
-            return self.limits.json_bytes
-        self._check_site(headers)
-        owner = self.tokens.owner(headers.get("authorization"))
-        self.rate.take(owner)
-        scope.setdefault("state", {})["owner"] = owner
-        batch = scope["method"] == "POST" and path.endswith("/batches")
-        limit = self.limits.body_bytes if batch else self.limits.json_bytes
-        length = headers.get("content-length", "0")
-        if not length.isdecimal() or int(length) > limit:
-            raise Refused(413, f"the request has {length} bytes; expected at most {limit}. Send smaller batches")
-        return limit
-
-    def _check_site(self, headers: Headers) -> None:
-        """Refuse pages of other sites that a browser here has open, even if their host name leads to this machine."""
-        host = urlsplit(f"//{headers.get('host', '')}").hostname or ""
-        origin = headers.get("origin")
-        elsewhere = origin is not None and (urlsplit(origin).hostname or "") != host
-        if elsewhere or headers.get("sec-fetch-site", "none") not in SAME:
-            raise Refused(403, "the request comes from a page of another site; expected the service's own")
-        if not self.tokens and host not in LOOPBACK:
-            raise Refused(403, f"the host is {host}; without tokens the service answers only 127.0.0.1 and localhost")
-
-    async def _pass_on(self, scope: Scope, receive: Receive, send: Send, limit: int) -> None:
-        """Count the body as it arrives, whatever its headers claim."""
-        arrived, answered = 0, False
+    async def _pass_on(self, scope: Scope, body: Body, send: Send) -> None:
+        answered = False
 
         async def send_noted(message: Message) -> None:
             nonlocal answered
-            answered = True
+            answered = body.complete = True  # whatever still arrives is not read, and has no deadline
             await send(message)
 
-        async def receive_counted() -> Message:
-            nonlocal arrived
-            message = await receive()
-            size = len(message.get("body", b""))
-            arrived += size
-            self.arriving += size
-            if arrived > limit:
-                raise Refused(413, f"the request is longer than {limit} bytes; send smaller batches")
-            if self.arriving > self.limits.upload_bytes:
-                raise Refused(429, "too much is arriving at once; try again in 1 s", retry_after=1)
-            return message
-
         try:
-            await self.app(scope, receive_counted, with_security_headers(send_noted))
+            await self.app(scope, body.receive, with_security_headers(send_noted))
         except asyncio.CancelledError:  # the server stops, and has waited long enough for the rest of the body
             if answered:
                 raise
-            response = error_response(503, "the service is stopping; send the request again later", retry_after=5)
-            await response(scope, receive, with_security_headers(send))
-        finally:
-            self.arriving -= arrived
+            problem = "the service is stopping; send the request again later"
+            response = error_response(503, problem, retry_after=5, reason="stopping")
+            await response(scope, body.receive, with_security_headers(send))
 
 
 def with_security_headers(send: Send) -> Send:
@@ -112,9 +73,21 @@ def with_security_headers(send: Send) -> Send:
     return send_with_headers
 
 
-def error_response(status: int, message: str, retry_after: float | None = None) -> JSONResponse:
-    """Return an error as the API gives it."""
+def error_response(
+    status: int,
+    message: str,
+    retry_after: float | None = None,
+    reason: str | None = None,
+    more: Mapping[str, object] | None = None,
+) -> JSONResponse:
+    """Return an error as the API gives it, with the id of the request, which the log has too."""
     headers = {} if retry_after is None else {"Retry-After": str(max(1, round(retry_after)))}
+    if status == 408:
+        headers["Connection"] = "close"  # the rest of the body is not waited for
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"
-    return JSONResponse({"error": message}, status, headers)
+    record, content = current.get(), {"error": message, **(more or {})}
+    if record is not None:
+        record.reason = reason or REASONS.get(status, "")
+        content["request_id"] = record.id
+    return JSONResponse(content, status, headers)

@@ -9,6 +9,13 @@ class Schema(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
+class Alarm(Schema):
+    kind: str
+    since: float
+    batch: int
+    words: str
+
+
 class Stream(Schema):
     name: str
     owner: str
@@ -20,6 +27,9 @@ class Stream(Schema):
     health: dict[str, int]
     accuracy: float | None
     labelled: int
+    suspicious: float | None
+    abstained: int
+    alarms: list[Alarm]
     state: str
 
 
@@ -29,6 +39,7 @@ class Streams(Schema):
 
 class Suspicion(Schema):
     mean: float
+    median: float | None = None  # of reports that an earlier version wrote
     histogram: list[int]
 
 
@@ -38,6 +49,7 @@ class Report(Schema):
     time: float
     images: int
     adapted: bool
+    noted: bool
     seconds: float
     reliability: list[float | None] | None
     dropped: int | None
@@ -47,6 +59,8 @@ class Report(Schema):
     shares: list[float]
     accuracy: float | None
     alarm: str
+    alarms: list[Alarm] = []  # this and the next are missing in reports that an earlier version wrote
+    suspicious: float | None = None
     health: dict[str, int]
 
 
@@ -64,6 +78,7 @@ class Answer(Schema):
     abstain: list[bool]
     weights: list[list[float | None]]
     adapted: bool
+    noted: bool
     model: str
     report: Report
 
@@ -93,5 +108,14 @@ class Audit(Schema):
     events: list[Event]
 
 
+class StreamAlarm(Alarm):
+    stream: str
+
+
+class Alarms(Schema):
+    alarms: list[StreamAlarm]
+
+
 class Error(Schema):
     error: str
+    request_id: str  # which the log has too

@@ -1,13 +1,17 @@
 """A service made from a model file and some choices; it runs until it is told to stop."""
 
+import asyncio
 import contextlib
+import dataclasses
+import functools
 import ipaddress
+import math
 import signal
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import uvicorn
 
@@ -22,10 +26,13 @@ from ..models.card import read_card
 from ..training.definitions import definition_of
 from .answers import Served
 from .app import create_app
-from .engine import Engine, check_memory
+from .connections import Connection, Connections, fit
+from .engine import Engine
 from .journal import Journal
 from .limits import Limits
+from .sizes import check_memory
 from .tokens import Tokens
+from .webhook import Webhook
 
 ABSTAIN = 0.5  # above which suspicion an image is more probably attacked than not
 
@@ -47,6 +54,7 @@ class Service:
     seed: int | None = None  # of every stream's draws, for replays; by default every stream draws a secret one
     seconds: float | None = None  # allowed per batch; a stream that is behind is answered without learning
     limits: Limits = field(default_factory=Limits)
+    webhook: Webhook | None = None  # where alarms that are raised or cleared are sent
     code: tuple[str, ...] = ()  # your own Python files that this service may run, such as the one that builds the model
 
     def build(self) -> Method:
@@ -76,7 +84,7 @@ class Service:
             abstain=abstain,
         )
         journal = Journal(self.folder, served.version)
-        return Engine(method, served, journal, limits=self.limits, seed=self.seed, seconds=self.seconds)
+        return Engine(method, served, journal, self.limits, self.seed, self.seconds, self.webhook)
 
     @property
     def _predictor_name(self) -> str:
@@ -132,24 +140,28 @@ def serve(
     """Answer requests until SIGTERM or Ctrl-C. `ready` is called with the URL once the service listens."""
     tokens = tokens or Tokens()
     check_address(host, tokens)
+    service = dataclasses.replace(service, limits=fit(service.limits))
     engine = service.engine()
+    protocol = cast(type[asyncio.Protocol], functools.partial(Connection, Connections(service.limits)))
     config = uvicorn.Config(
-        create_app(engine, tokens), host=host, port=port, log_level="warning", server_header=False,
-        timeout_graceful_shutdown=10, timeout_keep_alive=30, limit_concurrency=2048, http="h11",
-        h11_max_incomplete_event_size=2**16,
+        create_app(engine, tokens), host=host, port=port, log_level="warning", log_config=None, access_log=False,
+        server_header=False, timeout_graceful_shutdown=10, timeout_keep_alive=math.ceil(service.limits.idle_s),
+        http=protocol, ws="none", h11_max_incomplete_event_size=2**16,
     )  # fmt: skip
-    _Server(config, engine, ready).run()
+    _Server(config, engine, tokens, ready).run()
 
 
 class _Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, engine: Engine, ready: Callable[[str], object]) -> None:
+    def __init__(self, config: uvicorn.Config, engine: Engine, tokens: Tokens, ready: Callable[[str], object]) -> None:
         super().__init__(config)
-        self.engine, self.ready = engine, ready
+        self.engine, self.tokens, self.ready = engine, tokens, ready
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Stop without an error: unlike in uvicorn, the signal is not raised again at the end."""
         before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
+        if self.tokens.path is not None and hasattr(signal, "SIGHUP"):
+            before[signal.SIGHUP] = signal.signal(signal.SIGHUP, lambda *_: self.tokens.refresh())
         try:
             yield
         finally:

@@ -18,6 +18,7 @@ from safer_tta.errors import SaferError
 from tests.conftest import learnt, small_net
 from tests.models.families.build import CLASSES, FEATURES, LIBRARIES, ODD, allow_torchvision, build
 
+pytestmark = pytest.mark.usefixtures("learn_from_few_classes")
 LISTING = Path(__file__).with_name("listing.csv")
 QUICK = {
     "resnet18", "deit_tiny_distilled_patch16_224", "mobilenetv3_small_050", "convnext_atto", "shufflenet_v2_x0_5",

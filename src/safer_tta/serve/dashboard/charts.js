@@ -1,21 +1,22 @@
-// The charts of a stream, drawn as SVG.
+// The charts of a stream: what each shows, in words, as a drawing and as a table.
 
-import { batches, byId, count, el, fixed, known, most, percent, range, setRows, setText, shortened, sum, svg } from "/dashboard/words.js";
+import { barChart, blockMark, columnChart, lineChart, lineMark } from "/dashboard/drawing.js";
+import { overTimeChart, showReadout } from "/dashboard/suspicion.js";
+import { batches, byId, count, el, fixed, known, most, NO_BATCHES, percent, range, setRows, setText, sum, svg } from "/dashboard/words.js";
 
 const ROLLING = 10; // labelled batches in the rolling accuracy, and batches in the class shares
 const MOST_CLASSES = 12; // bars; the other classes share one more
-const HEIGHT = 200; // px of a chart
 
 // ---- Charts: each returns a function that draws it, words, a legend and a table; or why there is nothing to draw
 
 export const CHARTS = {
+  "chart-over-time": ["Suspicion over time", overTimeChart],
   "chart-accuracy": ["Rolling accuracy", accuracyChart],
   "chart-reliability": ["Reliability of the views", reliabilityChart],
-  "chart-suspicion": ["Suspicion of the images", suspicionChart],
+  "chart-suspicion": ["How suspicion is distributed", suspicionChart],
   "chart-dropped": ["Dropped views", droppedChart],
   "chart-classes": ["Classes answered", classesChart],
 };
-const NO_BATCHES = "no batches yet";
 const viewName = (view) => (view === 0 ? "original" : `view ${view}`); // the operators of a view change every batch
 const inWords = (bars) => bars.map((bar) => `${bar.name} ${percent(bar.value, 0)}`).join(", ");
 const shares = (counts) => counts.map((value) => (100 * value) / (sum(counts) || 1));
@@ -119,69 +120,7 @@ function largest(bars) {
   return [...sorted, { name: `${rest.length} others`, value: sum(rest.map((bar) => bar.value)) }];
 }
 
-// ---- Drawing: functions that return the parts of an SVG
-
-const text = (x, y, words, anchor = "middle") => svg("text", { x, y, "text-anchor": anchor }, words);
-const rule = (x1, x2, y) => svg("line", { x1, x2, y1: y, y2: y, class: "grid" });
-const block = (x, y, width, height, kind = "") => svg("rect", { class: `block ${kind}`, x, y, width, height });
-
-/** What line and column charts share: the box, the height of a value, grid lines and labels of both axes. */
-function frame(width, { low, high, digits, x, y }) {
-  const box = { left: 46, right: width - 12, top: 26, bottom: HEIGHT - 36 };
-  const up = (value) => box.bottom - ((value - low) / (high - low)) * (box.bottom - box.top);
-  const values = range(5).map((step) => low + (step / 4) * (high - low));
-  const parts = values.map((value) => rule(box.left, box.right, up(value)));
-  parts.push(...values.map((value) => text(box.left - 6, up(value) + 4, value.toFixed(digits), "end")));
-  parts.push(text((box.left + box.right) / 2, HEIGHT - 4, x), text(0, 12, y, "start"));
-  return { box, up, parts };
-}
-
-function lineChart(width, reports, lines, axis) {
-  const { box, up, parts } = frame(width, { ...axis, x: "batch" });
-  const xs = reports.map((report) => report.number);
-  const first = xs[0], span = xs.at(-1) - first || 1;
-  const along = (x) => box.left + ((x - first) / span) * (box.right - box.left);
-  const ticks = new Set([first, xs[Math.floor(xs.length / 2)], xs.at(-1)]);
-  for (const tick of ticks) parts.push(text(along(tick), box.bottom + 16, String(tick)));
-  const path = (ys) => xs.map((x, place) => step(along(x), ys[place], ys[place - 1], up)).join("");
-  for (const line of lines) parts.push(svg("path", { class: `line ${line.kind}`, d: path(line.ys) }));
-  return parts;
-}
-
-/** A point after a gap starts a line of length 0, which round caps show as a dot. */
-function step(x, value, before, up) {
-  if (!known(value)) return "";
-  const point = `${x.toFixed(1)} ${up(value).toFixed(1)}`;
-  return known(before) ? `L${point}` : `M${point}L${point}`;
-}
-
-function columnChart(width, last, all) {
-  const high = Math.max(20, Math.ceil(most([...last, ...all]) / 20) * 20);
-  const { box, up, parts } = frame(width, { low: 0, high, digits: 0, x: "suspicion", y: "images, %" });
-  const wide = (box.right - box.left) / last.length;
-  const column = (place, value, kind) =>
-    block(box.left + place * wide, up(value), 0.36 * wide, box.bottom - up(value), kind);
-  last.forEach((value, place) => parts.push(column(place + 0.1, value), column(place + 0.54, all[place], "hollow")));
-  for (const edge of range(6)) parts.push(text(box.left + 2 * edge * wide, box.bottom + 16, (edge / 5).toFixed(1)));
-  return parts;
-}
-
-function barChart(width, bars, label) {
-  const left = Math.min(130, 0.35 * width), right = width - 46, pitch = Math.max(20, (HEIGHT - 26) / bars.length);
-  const parts = bars.flatMap((bar, place) => {
-    const middle = (place + 0.5) * pitch, thick = Math.min(20, 0.65 * pitch);
-    const name = text(left - 6, middle + 4, shortened(bar.name, Math.floor(left / 7.5)), "end");
-    name.append(svg("title", {}, bar.name));
-    const long = (Math.min(bar.value, 100) / 100) * (right - left);
-    const figure = text(width, middle + 4, percent(bar.value, 0), "end");
-    return [name, rule(left, right, middle), block(left, middle - thick / 2, long, thick), figure];
-  });
-  return [...parts, text((left + right) / 2, bars.length * pitch + 18, label)];
-}
-
-const mark = (name, part) => el("li", {}, svg("svg", { "aria-hidden": "true" }, part), name);
-const lineMark = ({ name, kind }) => mark(name, svg("path", { class: `line ${kind}`, d: "M2 6L26 6" }));
-const blockMark = (name, kind) => mark(name, block(8, 1, 12, 10, kind));
+// ---- The figure around a chart
 
 export function newChart([id, [title]]) {
   const figure = byId("chart").content.firstElementChild.cloneNode(true);
@@ -201,6 +140,7 @@ export function showChart(figure, title, chart) {
   const height = most(parts.map((one) => Number(one.getAttribute("y")))) + 6; // the lowest is the axis' label
   const about = { role: "img", "aria-label": `${title}. ${chart.words}`, viewBox: `0 0 ${width} ${height}`, height };
   part(".plot").replaceChildren(svg("svg", about, ...parts));
+  showReadout(figure, chart, width);
   part(".legend").replaceChildren(...(chart.legend ?? []));
   part("thead").replaceChildren(el("tr", {}, ...chart.head.map((name) => el("th", { scope: "col" }, name))));
   return setRows(part("tbody"), chart.rows);

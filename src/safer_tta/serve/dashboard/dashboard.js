@@ -2,7 +2,7 @@
 // Text from the server reaches the page only as text nodes and attributes, never as markup.
 
 import { CHARTS, newChart, showChart } from "/dashboard/charts.js";
-import { batches, byId, clock, count, el, fixed, most, percent, setPill, setRows, setText } from "/dashboard/words.js";
+import { batches, byId, clock, count, el, fixed, known, most, percent, setPill, setRows, setText } from "/dashboard/words.js";
 
 const REFRESH = 2_000; // ms between two looks at the streams
 const LAST = 100; // batches the charts look back
@@ -161,25 +161,32 @@ function showAudit(events) {
 
 const selected = () => state.streams.find((stream) => stream.name === state.name);
 
-function alarmsOf({ health = {} }) {
-  const parts = [[health.collapses, "collapse"], [health.rollbacks, "rollback"]].filter(([number]) => number > 0);
-  return parts.map(([number, what]) => count(number, what)).join(", ");
+const KINDS = { attack: "attack suspected", abstentions: "most answers flagged" };
+const COLUMNS = ["", "number", "number", "number", "number", "number", "", "", ""]; // of the table, after the name
+
+/** What is wrong now; and what the guard had to do since the stream was created. */
+function alarmsOf({ alarms = [], health = {} }) {
+  const events = [[health.collapses, "collapse"], [health.rollbacks, "rollback"]].filter(([number]) => number > 0);
+  return { active: alarms.map(({ kind }) => KINDS[kind] ?? kind), events: events.map((event) => count(...event)) };
 }
+
+const suspiciousNow = ({ suspicious: share }) => percent(known(share) ? 100 * share : null, share > 0 && share < 0.1 ? 1 : 0);
 
 const placeOf = ({ state: place }) => ({ hot: "in memory", parked: "on disk" })[place] ?? String(place);
 
 function newRow(name) {
   const row = el("tr", { "data-stream": name }, el("th", { scope: "row" }, el("button", { type: "button" }, name)));
-  for (const kind of ["", "number", "number", "number", "", "", ""]) row.append(el("td", { class: kind }));
+  for (const kind of COLUMNS) row.append(el("td", { class: kind }));
   return row;
 }
 
 function fillRow(row, stream) {
-  const alarms = alarmsOf(stream);
-  const texts = [stream.owner || "–", String(stream.batches), String(stream.images), percent(stream.accuracy)];
-  texts.push(placeOf(stream), stream.frozen ? "yes" : "no", alarms ? `⚠ ${alarms}` : "none");
+  const { active, events } = alarmsOf(stream), found = [...active, ...events].join(", ");
+  const texts = [found ? `⚠ ${found}` : stream.batches ? "none" : "–", suspiciousNow(stream), String(stream.abstained), String(stream.batches),
+    String(stream.images), percent(stream.accuracy), placeOf(stream), stream.frozen ? "yes" : "no", stream.owner || "–"];
   texts.forEach((text, place) => setText(row.cells[place + 1], text));
-  row.cells[7].className = alarms ? "alarmed" : "";
+  row.cells[1].className = found ? "alarmed" : "";
+  row.cells[2].className = active.includes(KINDS.attack) ? "number alarmed" : "number";
   row.setAttribute("aria-selected", String(stream.name === state.name));
 }
 
@@ -195,6 +202,8 @@ function showStreams() {
   });
   for (const row of rows.values()) row.remove();
   byId("no-streams").hidden = state.streams.length > 0;
+  const alarmed = state.streams.filter((stream) => stream.alarms.length).length;
+  document.title = `${alarmed ? `⚠ ${alarmed} · ` : ""}safer-tta: streams`;
   if (!selected()) deselect();
   showDetail();
 }
@@ -221,6 +230,7 @@ function showDetail() {
   byId("no-selection").hidden = Boolean(stream) || state.streams.length === 0;
   if (!stream) return;
   setText(byId("detail-title"), `Stream ${stream.name}`);
+  showStanding(stream);
   setText(byId("detail-facts"), factsOf(stream));
   setPill("feed", state.live ? "live" : "not live: refreshed every 2 s", state.live);
   swap(byId("freeze"), byId("unfreeze"), stream.frozen);
@@ -229,10 +239,22 @@ function showDetail() {
   byId("health").replaceChildren(...Object.entries(stream.health ?? {}).map(counter));
 }
 
+/** The active alarms in words. That there are none is only said of a stream that has answered something. */
+function showStanding({ alarms, batches: answered, suspicious }) {
+  const words = alarms.map((alarm) => `⚠ ${alarm.words}. Since ${clock(alarm.since)}, batch ${alarm.batch}.`);
+  const unknown = known(suspicious) ? "" : " Attacks would not be noticed: this predictor does not estimate suspicion.";
+  const calm = answered ? `✓ No alarm is active.${unknown}` : "Nothing has been answered yet.";
+  const kind = words.length ? "bad" : answered && !unknown ? "good" : "soft";
+  const shown = words.length ? words : [calm];
+  const before = [...byId("standing").children].map((line) => line.textContent);
+  if (before.join() === shown.join()) return; // a screen reader does not start again
+  byId("standing").replaceChildren(...shown.map((text) => el("p", { class: kind }, text)));
+}
+
 function factsOf(stream) {
   const { labelled } = stream;
   const accuracy = labelled ? `accuracy ${percent(stream.accuracy)} of ${labelled} labelled` : "no labels";
-  return [batches(stream.batches), count(stream.images, "image"), accuracy,
+  return [batches(stream.batches), count(stream.images, "image"), `${stream.abstained} flagged`, accuracy,
     stream.frozen ? "frozen: predicts only" : "learning", placeOf(stream),
     `created ${clock(stream.created)}`].join(" · ");
 }
@@ -334,7 +356,7 @@ function soon(promise) {
 }
 
 function showReports() {
-  for (const [id, [title, chart]] of Object.entries(CHARTS)) showChart(byId(id), title, chart(state.reports, className));
+  for (const [id, [title, chart]] of Object.entries(CHARTS)) showChart(byId(id), title, chart(state.reports, className, state.model));
   showAlarms();
 }
 

@@ -29,6 +29,7 @@ export function setPill(id, text, good) {
   byId(id).className = `pill ${good ? "good" : "bad"}`;
 }
 
+export const NO_BATCHES = "no batches yet";
 export const known = (value) => typeof value === "number" && Number.isFinite(value);
 export const fixed = (value, digits) => (known(value) ? value.toFixed(digits) : "–");
 export const percent = (value, digits = 1) => (known(value) ? `${value.toFixed(digits)} %` : "–");

@@ -1,0 +1,198 @@
+"""Backups, checks and journals of earlier versions."""
+
+import json
+import random
+import sqlite3
+from collections import Counter, deque
+from contextlib import closing
+
+import pytest
+import torch
+
+from safer_tta._internal import safetensors_io
+from safer_tta.client import Client
+from safer_tta.errors import JournalError
+from safer_tta.guards import Memory
+from safer_tta.serve.journal import Journal, Stream, backup, check, restore, schema
+from tests.processes import safer as command
+from tests.serve.helpers import Replay, engine_of, pictures, send, sending, serving
+
+PLAIN = {"predictor": "plain"}
+# The tables as the first version made them.
+FIRST = """
+create table if not exists meta (name text primary key, value text not null);
+create table if not exists streams (
+    id text primary key, owner text not null, name text not null, created real not null, last real not null,
+    batches integer not null, images integer not null, labelled integer not null, right integer not null,
+    frozen integer not null, guard text not null, state blob not null);
+create table if not exists snapshots (id integer primary key, stream text not null, state blob not null);
+create index if not exists snapshots_of on snapshots (stream);
+create table if not exists answers (
+    stream text not null, number integer not null, key text, content text, answer text not null, report text not null,
+    right integer, primary key (stream, number));
+create unique index if not exists answers_by_key on answers (stream, key) where key is not null;
+create table if not exists audit (
+    id integer primary key, time real not null, owner text not null, stream text not null, what text not null);
+"""
+
+
+def test_a_backup_of_a_running_service_is_one_moment_of_it(source_file, tmp_path):
+    """Batches go on while it is made. What is restored has every batch up to some number, and goes on from there."""
+    batches = pictures(6, 2)
+    with (
+        serving(source_file, tmp_path / "served", "--rate", "100000", "--predictor", "plain") as server,
+        Client(server.url) as client,
+    ):
+        client.create("a")
+        for number, images in enumerate(batches[:5]):
+            client.send("a", images, key=f"k{number}")
+        client.create("busy")
+        with sending(server.url, "busy"):
+            for number in range(3):
+                ended = command("serve", "backup", tmp_path / "served", tmp_path / f"backup-{number}", "--json")
+                assert (ended.returncode, json.loads(ended.stdout)["streams"]) == (0, 2), ended.stderr
+        client.delete("a")
+    assert sorted(path.name for path in tmp_path.glob("*backup*")) == [f"backup-{number}" for number in range(3)]
+    assert restore(tmp_path / "backup-2", tmp_path / "other").intact
+    with engine_of(source_file, tmp_path / "other", **PLAIN) as made:
+        replay = Replay(source_file, "a", **PLAIN)
+        for images in batches[:5]:
+            replay(images)
+        answer = send(made, batches[5])
+        assert (answer["number"], answer["probabilities"]) == (6, replay(batches[5]))
+        assert made.batch("local/a", batches[0], "k0", "?").exception() is not None  # its key is known
+        busy = made.journal.describe("local", "busy")[0]
+        assert busy["batches"] == len(made.journal.reports("local/busy", 256))
+
+
+def test_a_backup_is_put_only_where_there_is_no_journal(source_file, tmp_path):
+    with engine_of(source_file, tmp_path / "served", "a", **PLAIN):
+        backup(tmp_path / "served", tmp_path / "backup")
+        with pytest.raises(JournalError, match="the journal itself"):
+            backup(tmp_path / "served", tmp_path / "served" / "streams.sqlite")
+        with pytest.raises(JournalError, match="in use"):
+            restore(tmp_path / "backup", tmp_path / "served")
+    with pytest.raises(JournalError, match="has a journal already"):
+        restore(tmp_path / "backup", tmp_path / "served")
+    damaged = bytearray((tmp_path / "backup").read_bytes())
+    damaged[4096 * 3 : 4096 * 4] = random.Random(0).randbytes(4096)
+    for content in (damaged, b"", b"no database " * 1000):
+        (tmp_path / "damaged").write_bytes(content)
+        with pytest.raises(JournalError, match="nothing was changed"):
+            restore(tmp_path / "damaged", tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+def test_the_commands_say_what_they_found(source_file, tmp_path):
+    with engine_of(source_file, tmp_path / "served", "a", "b", **PLAIN):
+        pass
+    ended = command("serve", "check", tmp_path / "served")
+    assert (ended.returncode, ended.stdout) == (0, f"{tmp_path / 'served'} was checked: 2 streams, no damage found\n")
+    with closing(sqlite3.connect(tmp_path / "served" / "streams.sqlite")) as database, database:
+        database.execute("update streams set images = 7 where name = 'b'")
+    ended = command("serve", "check", tmp_path / "served")
+    assert (ended.returncode, "problem: stream local/b is damaged" in ended.stdout) == (1, True)
+    ended = command("serve", "check", tmp_path / "served", "--json")
+    assert (ended.returncode, list(json.loads(ended.stdout)["damaged"])) == (1, ["local/b"])
+    # A stream can be reset; so a backup with a damaged one is made and restored, and said to be that.
+    assert command("serve", "backup", tmp_path / "served", tmp_path / "backup").returncode == 1
+    ended = command("serve", "restore", tmp_path / "backup", tmp_path / "again")
+    assert (ended.returncode, "local/b" in ended.stdout) == (1, True)
+    assert list(check(tmp_path / "again").damaged) == ["local/b"]
+    ended = command("serve", "check", tmp_path / "nowhere")
+    assert (ended.returncode, "does not exist" in ended.stderr) == (2, True)
+
+
+def old_journal(folder):
+    """Write a journal as the first version did, with a stream, a snapshot of its guard and an answer."""
+    state, snapshot = {"x": torch.arange(3.0)}, {"x": torch.ones(3)}
+    guard = {"seed": 7, "counters": {"batches": 3}, "behind": 0.5, "since_reset": 3, "judged": 3}
+    guard |= {"healthy": [[1, 1]], "pending": []}
+    blob = safetensors_io.dumps({"state.x": state["x"], "recent.0": torch.ones(2, 3)})
+    folder.mkdir()
+    with closing(sqlite3.connect(folder / "streams.sqlite")) as database, database:
+        database.execute("pragma journal_mode = wal")
+        database.executescript(FIRST)
+        database.execute("insert into meta values ('version', 'v')")
+        row = ["anna/a", "anna", "a", 1.5, 2.5, 3, 6, 2, 1, 1, json.dumps(guard), blob]
+        database.execute("insert into streams values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+        row = ["anna/b", "anna", "b", 1.5, 2.5, 0, 0, 0, 0, 0, json.dumps(guard), b"12345678 nonsense"]
+        database.execute("insert into streams values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+        database.execute("insert into snapshots values (1, 'anna/a', ?)", [safetensors_io.dumps(snapshot)])
+        answer = [json.dumps({"labels": [0, 1]}), json.dumps({"number": 3})]
+        database.execute("insert into answers values ('anna/a', 3, 'k', 'c', ?, ?, 1)", answer)
+        database.execute("insert into audit values (1, 1.5, 'anna', 'a', 'created')")
+    return state, snapshot
+
+
+def test_a_journal_of_the_first_version_is_migrated_and_a_copy_kept(tmp_path):
+    state, snapshot = old_journal(tmp_path / "served")
+    for _ in range(2):  # the second time there is nothing to do
+        journal = Journal(tmp_path / "served", "v")
+        stream = journal.load("anna/a")
+        assert torch.equal(stream.state["x"], state["x"])
+        assert torch.equal(stream.memory.healthy[0][1]["x"], snapshot["x"])
+        assert (stream.seed, stream.batches, stream.frozen, stream.memory.behind) == (7, 3, True, 0.5)
+        assert journal.answer("anna/a", "k") == ({"labels": [0, 1]}, "c")
+        assert journal.label("anna/a", 3, [0, 1])["accuracy"] == 100
+        assert [event["what"] for event in journal.audit("anna")] == ["created"]
+        with pytest.raises(JournalError, match="damaged"):
+            journal.load("anna/b")
+        journal.close()
+        found = check(tmp_path / "served")
+        assert (found.pages, found.damaged, found.answers) == ([], {}, {})  # what was nonsense before still is the same
+    with closing(sqlite3.connect(tmp_path / "served" / "streams.sqlite.schema-1")) as database:
+        assert database.execute("select count(*) from streams").fetchone() == (2,)
+        assert "checksum" not in str(database.execute("select sql from sqlite_master").fetchall())
+    with (
+        closing(sqlite3.connect(tmp_path / "served" / "streams.sqlite")) as migrated,
+        closing(sqlite3.connect(":memory:")) as made,
+    ):
+        schema.create(made, "v")
+        assert columns(migrated) == columns(made)
+
+
+def columns(database):
+    tables = ("meta", "streams", "snapshots", "answers", "audit")
+    return {table: {row[1] for row in database.execute(f"pragma table_info({table})")} for table in tables}
+
+
+def test_a_migration_that_fails_changes_nothing(tmp_path, monkeypatch):
+    old_journal(tmp_path / "served")
+
+    def stop(database):
+        database.execute("alter table streams add column checksum text not null default ''")
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setitem(schema.MIGRATIONS, 1, stop)
+        with pytest.raises(KeyboardInterrupt):
+            Journal(tmp_path / "served", "v")
+    Journal(tmp_path / "served", "v").close()
+
+
+def test_a_journal_of_another_model_or_a_later_version_is_left_as_it_is(tmp_path):
+    old_journal(tmp_path / "served")
+    with pytest.raises(JournalError, match="another model"):
+        Journal(tmp_path / "served", "w")
+    with closing(sqlite3.connect(tmp_path / "served" / "streams.sqlite")) as database:
+        assert "checksum" not in columns(database)["streams"]
+    Journal(tmp_path / "served", "v").close()
+    with closing(sqlite3.connect(tmp_path / "served" / "streams.sqlite")) as database, database:
+        database.execute("update meta set value = ? where name = 'schema'", [str(schema.SCHEMA + 1)])
+    with pytest.raises(JournalError, match="newer safer-tta"):
+        Journal(tmp_path / "served", "v")
+    with pytest.raises(JournalError, match="newer safer-tta"):
+        check(tmp_path / "served")
+
+
+def test_what_a_guard_noted_of_the_last_answers_outlives_a_restart(tmp_path):
+    memory = Memory(counters=Counter(batches=1), recent=deque([torch.ones(1, 2)]))
+    memory.last.extend([0, 1, 1])
+    stream = Stream("anna", "a", 1.0, 2.0, {"x": torch.ones(1)}, 3, memory)
+    for folder in (tmp_path, tmp_path):
+        journal = Journal(folder, "v")
+        if not journal.exists("anna/a"):
+            journal.create(stream)
+        assert list(journal.load("anna/a").memory.last) == [0, 1, 1]
+        journal.close()
