@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test test-models test-gpu lint docs package bench soak clean
+.PHONY: demo test test-models test-gpu lint docs package bench soak chaos clean
 
 demo: $(INSTALLED)
 	$(BIN)/safer demo
@@ -45,6 +45,9 @@ bench: $(INSTALLED)
 
 soak: $(INSTALLED)
 	$(BIN)/python benchmarks/soak.py --out demo/soak.csv
+
+chaos: $(INSTALLED)
+	$(BIN)/python benchmarks/chaos.py --minutes 30 --out demo/chaos.csv
 
 $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
