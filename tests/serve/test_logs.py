@@ -131,7 +131,7 @@ def test_only_a_bounded_printable_word_is_taken_as_an_id(wanted):
 
 @pytest.fixture
 def unseen(monkeypatch):
-    """Records of loggers outside the tree: xdist cannot send a report with half a surrogate pair in its captured log."""
+    """Records that are not captured: xdist cannot send a report that contains half a surrogate pair."""
     records, handler = [], logging.Handler()
     handler.emit = records.append
     for name in ("log", "access"):
