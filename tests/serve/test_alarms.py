@@ -12,7 +12,7 @@ import pytest
 from safer_tta.client import Client
 from safer_tta.guards import KINDS
 from safer_tta.serve import schemas
-from safer_tta.serve.journal.checksums import hash_stream
+from safer_tta.serve.journal.checksums import hash_state
 from safer_tta.serve.limits import Limits
 from tests.serve.attacked import BATCH, clean, half_attacked
 from tests.serve.helpers import CHEAP, engine_of, pictures, send, serving
@@ -92,10 +92,11 @@ def test_alarms_outlive_a_restart_and_are_not_raised_again(source_file, tmp_path
 
 
 def forget_watch(database: sqlite3.Connection) -> None:
-    guard = json.loads(database.execute("select guard from streams").fetchone()[0])
+    guard = json.loads(database.execute("select guard from states").fetchone()[0])
     del guard["watch"]
-    database.execute("update streams set guard = ?", [json.dumps(guard)])
-    database.execute("update streams set checksum = ?", [hash_stream(database, "local/a")])
+    database.execute("update states set guard = ?", [json.dumps(guard)])
+    (version,) = database.execute("select version from states").fetchone()
+    database.execute("update states set checksum = ?", [hash_state(database, "local/a", version)])
 
 
 def test_a_stream_of_an_earlier_version_has_no_alarms_yet(source_file, tmp_path, attacked):

@@ -359,6 +359,7 @@ class Engine:
             stream = self.journal.load(identity, self.method.state.check)
             if stream is None:
                 raise _refuse_missing()
+            stream.state = stream.state or self._start(stream.seed)
             self._hot[identity] = stream
             self._make_room(stream)
         self._hot.move_to_end(identity)
