@@ -152,8 +152,8 @@ def test_streams_that_are_answered_together_raise_alarms_of_their_own(source_fil
     sent = {"gate": attacked, "yard": clean(len(attacked))}
     with engine_of(source_file, tmp_path / "served", *sent, limits=Limits(batch_streams=2)) as made:
         taken = []
-        step = made._together.step
-        made._together.step = lambda states, *given: taken.append(len(states)) or step(states, *given)
+        step = made.live.together.step
+        made.live.together.step = lambda states, *given: taken.append(len(states)) or step(states, *given)
         for batches in zip(*sent.values(), strict=True):
             go = threading.Event()
             made.submit("local/held", go.wait)

@@ -173,7 +173,7 @@ def _add_changes(app: FastAPI, engine: Engine) -> None:
 def _add_service(app: FastAPI, engine: Engine) -> None:
     @app.get("/v1/model", **_returns(schemas.Model))
     async def get_model(who: str = owner) -> Response:
-        served = {**asdict(engine.served), "state_bytes": engine.state_bytes, "limits": asdict(engine.limits)}
+        served = {**asdict(engine.served), "state_bytes": engine.live.state_bytes, "limits": asdict(engine.limits)}
         return JSONResponse(served)
 
     @app.get("/v1/alarms", **_returns(schemas.Alarms))

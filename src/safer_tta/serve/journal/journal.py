@@ -290,10 +290,11 @@ class Journal:
         """Return the version that answers, the shadow and how they compare; None if there is no shadow."""
         return self.storage.read(versions.describe)
 
-    def switch(self, owner: str) -> None:
-        """Let the shadow answer from now on; the version that has answered so far is the shadow then."""
+    def switch(self, owner: str, counts: Mapping[str, float]) -> None:
+        """Add to the comparison and exchange the roles: the shadow answers from now on, and the other is the shadow."""
 
         def work(database: sqlite3.Connection) -> dict[str, versions.Version]:
+            versions.count(database, counts)
             roles = versions.switch(database)
             _audit(database, owner, "", f"switched to model {roles[versions.LIVE].version}")
             return roles

@@ -100,12 +100,12 @@ def store_state(database: sqlite3.Connection, stream: Stream, version: str) -> K
             added = database.execute(insert, [stream.id, version, hash_blob(blob), blob])
             kept[int(added.lastrowid or 0)] = snapshot
     guard, state = pack(stream, kept)
-    row = [guard, hash_blob(state)]
-    row = [*row, hash_state(database, stream.id, version, row), state, stream.id, version]
+    hashed = [guard, hash_blob(state)]
+    values = [*hashed, hash_state(database, stream.id, version, hashed), state, stream.id, version]
     query = "update states set guard = ?, state_hash = ?, checksum = ?, state = ? where stream = ? and version = ?"
-    if not database.execute(query, row).rowcount:  # an upsert would also read the last page, which may be damaged
+    if not database.execute(query, values).rowcount:  # an upsert would also read the last page, which may be damaged
         columns = "guard, state_hash, checksum, state, stream, version"
-        database.execute(f"insert into states ({columns}) values (?, ?, ?, ?, ?, ?)", row)
+        database.execute(f"insert into states ({columns}) values (?, ?, ?, ?, ?, ?)", values)
     return kept
 
 
