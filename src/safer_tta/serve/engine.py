@@ -95,6 +95,8 @@ class Engine:
         self.metrics.damaged.set_function(lambda: len(journal.damaged))
         self.metrics.watch(journal.storage.folder, lambda: self.ready)
         self.metrics.tell_build(self.served)
+        if self.shadow is not None:
+            log.info("model %s is live, and %s is its shadow", journal.live, journal.shadow)
         self._thread = threading.Thread(target=self._run, name="safer-tta engine", daemon=True)
         self._thread.start()
 

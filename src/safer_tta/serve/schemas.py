@@ -116,6 +116,32 @@ class Alarms(Schema):
     alarms: list[StreamAlarm]
 
 
+class Role(Schema):
+    version: str
+    model: str
+    since: float
+
+
+class Both(Schema):
+    live: float | None
+    shadow: float | None
+
+
+class Rollout(Schema):
+    live: Role
+    shadow: Role
+    waiting: int
+    counts: dict[str, float]
+    agreement: float | None
+    flagged: Both
+    accuracy: Both
+    seconds: Both
+
+
+class Switched(Rollout):
+    switched: bool
+
+
 class Error(Schema):
     error: str
     request_id: str  # which the log has too

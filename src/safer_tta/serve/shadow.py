@@ -63,8 +63,8 @@ class Shadow:
             self._answer(seen)
         except Exception as error:
             self.lender.forget(seen.stream)
-            self._lose("failed")
             self._say(seen.stream, error)
+            self._lose("failed")
         return True
 
     def forget(self, identity: str) -> None:
