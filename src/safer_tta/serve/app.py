@@ -74,8 +74,9 @@ def create_app(engine: Engine, tokens: Tokens) -> Observed:
         redirect_slashes=False, generate_unique_id_function=lambda route: route.name,
     )  # fmt: skip
     explain_errors(app)
-    for add in (_add_dashboard, _add_streams, _add_changes, _add_service, _add_batches, _add_labels):
+    for add in (_add_dashboard, _add_streams, _add_changes, _add_batches, _add_labels):
         add(app, engine)
+    _add_service(app, engine, tokens)
     add_rollout(app, engine, tokens)
     add_probes(app, engine, tokens)
     add_api_page(app)
@@ -160,11 +161,12 @@ def _add_changes(app: FastAPI, engine: Engine) -> None:
         address(changing(what))
 
 
-def _add_service(app: FastAPI, engine: Engine) -> None:
+def _add_service(app: FastAPI, engine: Engine, tokens: Tokens) -> None:
     @app.get("/v1/model", **returns(schemas.Model))
     async def get_model(who: str = owner) -> Response:
-        served = {**asdict(engine.served), "state_bytes": engine.live.state_bytes, "limits": asdict(engine.limits)}
-        return JSONResponse(served)
+        sizes = {"state_bytes": engine.live.state_bytes, "limits": asdict(engine.limits)}
+        rollout = engine.shadow is not None and tokens.operates(who)
+        return JSONResponse({**asdict(engine.served), **sizes, "rollout": rollout})
 
     @app.get("/v1/alarms", **returns(schemas.Alarms))
     async def get_alarms(who: str = owner) -> Response:

@@ -38,6 +38,7 @@ MODEL: dict[str, Any] = {
     "version": "40623f41a4f66433", "method": "tent", "predictor": "safer-g", "norm": None,
     "classes": ["dog", "cat", "horse"], "side": 64, "resize": "stretch bilinear", "views": 5, "abstain": 0.5,
     "state_bytes": 22348, "limits": {"images": 256, "pixels": 16_000_000, "body_bytes": 67_108_864},
+    "rollout": False,
 }  # fmt: skip
 ROLLOUT: dict[str, Any] = {
     "live": {"version": "40623f41a4f66433", "model": "old.safetensors", "since": 1795060327.9},

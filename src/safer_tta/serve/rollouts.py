@@ -22,7 +22,7 @@ class To(BaseModel):
 def add_rollout(app: FastAPI, engine: Engine, tokens: Tokens) -> None:
     async def check_operator(who: str = owner) -> str:
         """Refuse all owners but the operator, since a model concerns all of them."""
-        if tokens and who != OPERATOR:
+        if not tokens.operates(who):
             problem = f"the token is one of {who!r}, and a roll-out concerns all owners"
             raise Refused(403, f"{problem}; expected a token of the owner {OPERATOR!r}, whom the tokens file may name")
         return who

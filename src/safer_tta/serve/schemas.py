@@ -95,6 +95,7 @@ class Model(Schema):
     abstain: float | None
     state_bytes: int
     limits: dict[str, Any]
+    rollout: bool  # whether a new model is rolled out, and you may see how it compares
 
 
 class Event(Schema):

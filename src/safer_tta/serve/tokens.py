@@ -39,6 +39,10 @@ class Tokens:
     def __bool__(self) -> bool:
         return bool(self._hashes)
 
+    def operates(self, owner: str) -> bool:
+        """Return whether an owner may roll out a model, which concerns all owners."""
+        return not self or owner == OPERATOR
+
     @classmethod
     def read(cls, path: str | Path) -> Tokens:
         """Read a JSON file {"owner": "token", "other": ["new token", "old token"], …}."""
