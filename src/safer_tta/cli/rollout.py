@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from . import options
-from .journal import app
+from .journal import app as app
 
 FIGURES = {"flagged": "{:.1%}", "accuracy": "{:.1f} %", "seconds": "{:.3f}"}
 

@@ -7,7 +7,6 @@ answers every batch too, when nothing else is to be done.
 
 import functools
 import logging
-import secrets
 import threading
 import time
 from collections import Counter
@@ -16,8 +15,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from .._internal.seeds import generator
-from ..errors import DamagedStreamError, JournalError
+from ..errors import JournalError
 from ..methods import Snapshot, learnt, moved
 from ..predictors import Prediction
 from .alarms import Alarms, Change
@@ -26,13 +24,14 @@ from .feeds import Feeds
 from .grouping import Batch, Mode
 from .images import Pictures
 from .journal import Answered, Journal, Json, Stream
-from .lender import Lender, Model, refuse_missing
+from .lender import Lender, Model
 from .limits import Limits, Refused
 from .logs import log_failure
 from .metrics import Metrics
 from .record import Origin, part, part_of_all
 from .room import Room, refuse_stopped
-from .shadow import Seen, Shadow, refuse_without_shadow
+from .shadow import Models, Seen, Shadow, refuse_without_shadow
+from .upkeep import Upkeep
 from .webhook import Sender, Webhook
 
 log = logging.getLogger("safer_tta.serve")
@@ -83,10 +82,11 @@ class Engine:
         seconds: float | None,
         webhook: Webhook | None = None,
     ) -> None:
-        self.journal, self.limits, self.metrics, self.seed = journal, limits, Metrics(), seed
+        self.journal, self.limits, self.metrics = journal, limits, Metrics()
         lenders = {model.served.version: Lender(model, journal, limits, seconds, len(models)) for model in models}
-        self.live = lenders[journal.live]
-        self.shadow = None if journal.shadow is None else Shadow(lenders[journal.shadow], journal, limits, self.metrics)
+        shadow = None if journal.shadow is None else Shadow(lenders[journal.shadow], journal, limits, self.metrics)
+        self.models = Models(lenders[journal.live], shadow)
+        self.upkeep = Upkeep(self.models, journal, limits, seed)
         self.sender = None if webhook is None else Sender(webhook, self.metrics)
         self.alarms = Alarms(journal, self.metrics, self.sender)
         self.room, self.feeds = Room[Job](limits), Feeds(limits)
@@ -95,10 +95,16 @@ class Engine:
         self.metrics.damaged.set_function(lambda: len(journal.damaged))
         self.metrics.watch(journal.storage.folder, lambda: self.ready)
         self.metrics.tell_build(self.served)
-        if self.shadow is not None:
-            log.info("model %s is live, and %s is its shadow", journal.live, journal.shadow)
         self._thread = threading.Thread(target=self._run, name="safer-tta engine", daemon=True)
         self._thread.start()
+
+    @property
+    def live(self) -> Lender:
+        return self.models.live
+
+    @property
+    def shadow(self) -> Shadow | None:
+        return self.models.shadow
 
     @property
     def served(self) -> Served:
@@ -119,14 +125,14 @@ class Engine:
         return self.submit(stream, lambda: self._answer(stream, batch), batch)
 
     def create(self, owner: str, name: str) -> Future[None]:
-        return self.submit(f"{owner}/{name}", lambda: self._create(owner, name))
+        return self.submit(f"{owner}/{name}", lambda: self.upkeep.create(owner, name))
 
     def delete(self, stream: str) -> Future[None]:
         return self.submit(stream, lambda: self._delete(stream))
 
     def change(self, stream: str, what: str) -> Future[None]:
         """Freeze, unfreeze, reset or roll back a stream."""
-        return self.submit(stream, lambda: self._change(stream, what))
+        return self.submit(stream, lambda: self.upkeep.change(stream, what))
 
     def switch(self, to: str, owner: str) -> Future[bool]:
         """Let this version answer from now on; return whether that changes anything."""
@@ -311,74 +317,15 @@ class Engine:
         self.feeds.tell(stream.id, answer["report"])
         return answer, False
 
-    def _create(self, owner: str, name: str) -> None:
-        if self.journal.exists(f"{owner}/{name}"):
-            raise Refused(409, f"a stream {name!r} exists already; choose a new name, or use that stream")
-        if self.journal.count(owner) >= (most := self.limits.owner_streams):
-            raise Refused(507, f"you have {most} streams already; delete some that are not used", reason="quota")
-        needed = self.live.state_bytes
-        if (used := self.journal.nbytes()) + needed > self.limits.disk_bytes:
-            problem = f"there is no room for {needed} bytes: streams take {used} of {self.limits.disk_bytes}"
-            raise Refused(507, f"{problem}; delete some that are no longer used")
-        seed, now = self._draw_seed(owner, name), time.time()
-        stream = Stream(owner, name, now, now, self.live.start(seed), seed)
-        self.journal.create(stream)
-        self.live.keep(stream)
-
-    def _draw_seed(self, owner: str, name: str) -> int:
-        return secrets.randbits(62) if self.seed is None else generator(self.seed, "stream", owner, name).initial_seed()
-
     def _delete(self, identity: str) -> None:
-        if not self.journal.exists(identity):
-            raise refuse_missing()
-        self.journal.delete(identity)
-        self._forget(identity)
+        self.upkeep.delete(identity)
         self.alarms.forget(identity)
         self.feeds.tell(identity, None)
 
-    def _forget(self, identity: str) -> None:
-        """Forget what both models have learnt of a stream, which is no longer on disk."""
-        self.live.forget(identity)
-        if self.shadow is not None:
-            self.shadow.forget(identity)
-
-    def _change(self, identity: str, what: str) -> None:
-        try:
-            stream = self.live.stream(identity)
-        except DamagedStreamError:
-            if what != "reset":
-                raise
-            return self._renew(identity)
-        self.live.change(stream, what)
-        self.journal.change(stream, what)
-        if what == "reset" and self.shadow is not None:
-            self.shadow.forget(identity)
-        return None
-
-    def _renew(self, identity: str) -> None:
-        """Start a stream anew whose stored state is damaged; its name, its numbers and its answers are kept."""
-        owner, _, name = identity.partition("/")
-        known = self.journal.salvage(identity)
-        known["seed"] = self._draw_seed(owner, name) if known["seed"] is None else known["seed"]
-        stream = Stream(owner=owner, name=name, last=time.time(), state=self.live.start(known["seed"]), **known)
-        self.journal.renew(stream)
-        self._forget(identity)
-        self.live.keep(stream)
-
     def _switch(self, to: str, owner: str) -> bool:
-        """Exchange the live model and the shadow. States are read from disk when they are next used."""
-        if self.shadow is None:
-            raise refuse_without_shadow()
-        new, old = self.shadow.lender, self.live
-        if to == old.version:
-            return False
-        if to != new.version:
-            problem = f"version {to!r} is neither live nor the shadow"
-            raise Refused(422, f"{problem}; expected {new.version} or {old.version}")
         alarms = self.journal.alarms(to)  # first: once the switch is on disk, nothing may fail
-        self.shadow.switch(old, owner)
-        self.live = new
+        if not self.models.switch(to, owner):
+            return False
         self.alarms.take_over(alarms)
         self.metrics.tell_build(self.served)
-        log.warning("switched from model %s to %s, as %s wished", old.version, to, owner)
         return True

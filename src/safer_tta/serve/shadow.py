@@ -139,6 +139,36 @@ class Shadow:
             )
 
 
+class Models:
+    """The model that answers, and its shadow during a roll-out."""
+
+    def __init__(self, live: Lender, shadow: Shadow | None) -> None:
+        self.live, self.shadow = live, shadow
+        if shadow is not None:
+            log.info("model %s is live, and %s is its shadow", live.version, shadow.lender.version)
+
+    def forget(self, identity: str) -> None:
+        """Forget what both have learnt of a stream, which is no longer on disk."""
+        self.live.forget(identity)
+        if self.shadow is not None:
+            self.shadow.forget(identity)
+
+    def switch(self, to: str, owner: str) -> bool:
+        """Let this version answer from now on; return whether that changes anything."""
+        if self.shadow is None:
+            raise refuse_without_shadow()
+        old, new = self.live, self.shadow.lender
+        if to == old.version:
+            return False
+        if to != new.version:
+            problem = f"version {to!r} is neither live nor the shadow"
+            raise Refused(422, f"{problem}; expected {new.version} or {old.version}")
+        self.shadow.switch(old, owner)
+        self.live = new
+        log.warning("switched from model %s to %s, as %s wished", old.version, to, owner)
+        return True
+
+
 def refuse_without_shadow() -> Refused:
     return Refused(404, "no model is rolled out; start the service with --shadow NEW to begin")
 

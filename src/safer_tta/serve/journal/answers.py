@@ -68,7 +68,7 @@ def find_labels(database: sqlite3.Connection, stream: str, number: int) -> tuple
     if row is None or hash_row(row[:-1]) != row[-1]:
         return None
     answer = json.loads(row[4])
-    return answer["model"], answer["labels"]
+    return str(answer.get("model", "")), answer["labels"]
 
 
 def score(database: sqlite3.Connection, stream: str) -> tuple[int, int]:
