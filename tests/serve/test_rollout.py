@@ -3,8 +3,10 @@
 import contextlib
 import dataclasses
 import sqlite3
+import threading
 import time
 from contextlib import closing
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -326,3 +328,40 @@ def test_damage_of_the_roles_is_said(source_file, new_file, tmp_path):
     assert "versions" in str(check(tmp_path).pages)
     with pytest.raises(JournalError, match="damaged"):
         engine(source_file, tmp_path, shadow=new_file, **CHEAP)
+
+
+def test_the_shadow_waits_for_all_batches_that_are_to_be_answered(source_file, new_file, tmp_path, monkeypatch):
+    batches, order, begin = pictures(4, 2), [], threading.Event()
+    with engine_of(source_file, tmp_path, "a", shadow=new_file, **CHEAP) as made:
+        for who, lender in (("live", made.live), ("shadow", made.shadow.lender)):
+            monkeypatch.setattr(lender, "answer", noting(lender.answer, who, order))
+        blocked = made.submit("local/a", begin.wait)
+        waiting = [made.batch("local/a", images, None, str(number)) for number, images in enumerate(batches)]
+        begin.set()
+        assert blocked.result()
+        assert [future.result()[0]["number"] for future in waiting] == [1, 2, 3, 4]
+        settled(made, 4)
+    assert order == ["live"] * 4 + ["shadow"] * 4
+
+
+def noting(work, who, order):
+    return lambda *given: order.append(who) or work(*given)
+
+
+def test_alarms_that_differ_after_a_switch_are_told(source_file, new_file, tmp_path):
+    def alarm(kind):
+        return {"kind": kind, "since": 1.0, "batch": 1, "words": f"it is {kind}"}
+
+    told = []
+    with engine_of(source_file, tmp_path, **CHEAP) as made:
+        made.alarms._sender = SimpleNamespace(send=told.append)
+        made.alarms.take_over({"local/a": [alarm("attack"), alarm("abstentions")], "local/b": [alarm("attack")]})
+        assert [(one["event"], one["stream"]) for one in told] == [("raised", "a")] * 2 + [("raised", "b")]
+        told.clear()
+        made.alarms.take_over({"local/a": [alarm("attack")]})
+        assert [(one["event"], one["stream"], one["alarm"]["kind"]) for one in told] == [
+            ("cleared", "a", "abstentions"), ("cleared", "b", "attack"),
+        ]  # fmt: skip
+        assert [one["stream"] for one in made.alarms.of("local")] == ["a"]
+        assert made.metrics.alarms_active.labels("attack")._value.get() == 1
+        made.alarms._sender = None
