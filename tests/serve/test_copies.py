@@ -120,6 +120,14 @@ def columns(database):
     return {table: {row[1] for row in database.execute(f"pragma table_info({table})")} for table in tables}
 
 
+def test_a_journal_that_names_no_model_is_not_migrated(tmp_path):
+    earlier.write_second(tmp_path / "served")
+    with closing(sqlite3.connect(tmp_path / "served" / "streams.sqlite")) as database, database:
+        database.execute("delete from meta where name = 'version'")
+    with pytest.raises(JournalError, match="which model"):
+        Journal(tmp_path / "served", "v")
+
+
 def test_what_was_damaged_before_a_migration_is_damaged_after_it(tmp_path):
     earlier.write_second(tmp_path / "served")
     with closing(sqlite3.connect(tmp_path / "served" / "streams.sqlite")) as database, database:

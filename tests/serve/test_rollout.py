@@ -165,7 +165,9 @@ def test_labels_score_both_models_whenever_they_come(source_file, new_file, tmp_
             made.journal.label("local/a", 1, truth[0])
             counts = made.rollout()["counts"]
             assert (counts["labelled"], counts["live_right"], counts["shadow_right"]) == (4, right(live, [0]), 2)
+        before = made.rollout()["seconds"]
         switch(made)
+        assert made.rollout()["seconds"] == {"live": before["shadow"], "shadow": before["live"]}
         made.journal.label("local/a", 2, truth[1])  # answered before the switch
         counts = made.rollout()["counts"]
         assert (counts["labelled"], counts["live_right"], counts["shadow_right"]) == (8, 4, right(live, [0, 1]))

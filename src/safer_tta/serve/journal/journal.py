@@ -14,14 +14,12 @@ from typing import NamedTuple
 
 from ...errors import DamagedStreamError
 from ...methods import Snapshot
-from . import answers, listing, rows, schema, shadowed, versions
+from . import answers, audit, listing, rows, schema, shadowed, versions
 from .copies import copy, examine
 from .storage import NAME, Storage
 from .streams import Json, Stream, salvage
 
 log = logging.getLogger("safer_tta.serve")
-
-AUDITED = 10_000  # events of an owner, beyond which the oldest are deleted
 
 
 class Answered(NamedTuple):
@@ -122,7 +120,7 @@ class Journal:
     def create(self, stream: Stream) -> None:
         def work(database: sqlite3.Connection) -> None:
             rows.create(database, stream, self.live)
-            _audit(database, stream.owner, stream.name, "created")
+            audit.add(database, stream.owner, stream.name, "created")
 
         self.storage.write(work)
 
@@ -157,7 +155,7 @@ class Journal:
 
         def work(database: sqlite3.Connection) -> None:
             rows.delete(database, identity)
-            _audit(database, owner, name, "deleted")
+            audit.add(database, owner, name, "deleted")
 
         self.storage.write(work, freeing=True)
         self._heal(identity)
@@ -170,7 +168,7 @@ class Journal:
         """Write a stream in the place of a damaged one, and note that it was reset."""
 
         def work(database: sqlite3.Connection) -> rows.Kept:
-            _audit(database, stream.owner, stream.name, "reset")
+            audit.add(database, stream.owner, stream.name, "reset")
             return rows.renew(database, stream, self.live)
 
         stream.kept = self.storage.write(work, freeing=True)
@@ -223,7 +221,7 @@ class Journal:
                 kept.append(rows.store(database, stream, self.live))
                 answers.add(database, stream.id, stream.batches, answer, key, content)
                 for event in events:
-                    _audit(database, stream.owner, stream.name, event)
+                    audit.add(database, stream.owner, stream.name, event)
             return kept
 
         for batch, kept in zip(batches, self.storage.write(work), strict=True):
@@ -233,7 +231,7 @@ class Journal:
         """Write a stream that a user has changed, and note it in the audit log."""
 
         def work(database: sqlite3.Connection) -> rows.Kept:
-            _audit(database, stream.owner, stream.name, what)
+            audit.add(database, stream.owner, stream.name, what)
             return (rows.reset if what == "reset" else rows.store)(database, stream, self.live)
 
         stream.kept = self.storage.write(work, freeing=what == "reset")
@@ -265,9 +263,7 @@ class Journal:
 
     def audit(self, owner: str, last: int = 100) -> list[Json]:
         """Return an owner's last events, newest first."""
-        query = "select time, owner, stream, what from audit where owner = ? order by id desc limit ?"
-        rows = self.storage.read(lambda database: database.execute(query, [owner, last]).fetchall())
-        return [dict(zip(("time", "owner", "stream", "what"), row, strict=True)) for row in rows]
+        return self.storage.read(lambda database: audit.read(database, owner, last))
 
     # --- the roll-out -------------------------------------------------------------------------------------------
 
@@ -296,14 +292,7 @@ class Journal:
         def work(database: sqlite3.Connection) -> dict[str, versions.Version]:
             versions.count(database, counts)
             roles = versions.switch(database)
-            _audit(database, owner, "", f"switched to model {roles[versions.LIVE].version}")
+            audit.add(database, owner, "", f"switched to model {roles[versions.LIVE].version}")
             return roles
 
         self.roles = self.storage.write(work)
-
-
-def _audit(database: sqlite3.Connection, owner: str, stream: str, what: str) -> None:
-    event = [time.time(), owner, stream, what]
-    database.execute("insert into audit (time, owner, stream, what) values (?, ?, ?, ?)", event)
-    old = "delete from audit where owner = ? and id <= (select max(id) from audit where owner = ?) - ?"
-    database.execute(old, [owner, owner, AUDITED])

@@ -82,7 +82,7 @@ def _add_checksums(database: sqlite3.Connection) -> None:
 
 def _separate_states(database: sqlite3.Connection) -> None:
     """Store the states of streams by the version of the model. Rows that were damaged stay recognisable as such."""
-    (version,) = database.execute("select value from meta where name = 'version'").fetchone() or ("",)
+    (version,) = database.execute("select value from meta where name = 'version'").fetchone()
     identities = [stream for (stream,) in database.execute("select id from streams").fetchall()]
     query = "select checksum from streams where id = ?"
     intact = {s for s in identities if database.execute(query, [s]).fetchone() == (_hash_second(database, s),)}

@@ -58,12 +58,14 @@ def read(database: sqlite3.Connection) -> dict[str, Version]:
 def read_earlier(database: sqlite3.Connection) -> dict[str, Version]:
     """Return the versions of a journal without that table, which has one."""
     found = database.execute("select value from meta where name = 'version'").fetchone()
-    return {} if found is None else {LIVE: Version(found[0], LIVE, 0.0)}
+    if found is None:
+        raise sqlite3.DatabaseError("it does not say which model its streams belong to")
+    return {LIVE: Version(found[0], LIVE, 0.0)}
 
 
 def choose(found: Mapping[str, Version], folder: Path, version: str, shadow: str | None) -> tuple[str, str | None]:
     """Return (live, shadow) of what is to be served, or refuse it if the version that is live is not among it."""
-    live = found[LIVE].version if LIVE in found else version
+    live = found[LIVE].version
     if live == version:
         return version, shadow
     if live == shadow:
