@@ -19,7 +19,7 @@ from .. import __version__
 from .._internal.malloc import keep_freed_memory
 from .._internal.progress import progress
 from ..errors import SaferError
-from . import bench, journal, pack, run, service, train
+from . import bench, pack, rollout, run, service, train
 from .options import AsJson, Seed, Target, result
 
 EXTENSION_HELP = (
@@ -62,7 +62,7 @@ app = typer.Typer(
 )
 data_app = typer.Typer(no_args_is_help=True, help="Inspect a dataset.")
 app.add_typer(data_app, name="data")
-app.add_typer(journal.app, name="serve")
+app.add_typer(rollout.app, name="serve")
 app.command("pack")(pack.pack)
 app.command("train")(train.train)
 app.command("attack")(run.attack)

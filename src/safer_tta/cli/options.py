@@ -86,6 +86,8 @@ Device = Annotated[str, typer.Option(callback=check_device, help="cpu, cuda or m
 Side = Annotated[int, typer.Option(min=8, help="Pixels a side to which a folder's images are resized.")]
 MODEL_SIDE_HELP = "Pixels a side of a folder's images (default: the model's)."
 ModelSide = Annotated[int | None, typer.Option("--side", min=8, help=MODEL_SIDE_HELP)]
+Url = Annotated[str, typer.Option(help="The address of the service.")]
+Token = Annotated[str | None, typer.Option(envvar="SAFER_TOKEN", help="Your token for the service.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON, for other programs.")]
 MethodName = Annotated[str, typer.Option(help="The adaptation method; `safer methods` lists them.")]
 PREDICTOR_HELP = "What the method asks for predictions: plain, jpeg, fft, blur, safer, safer-a or safer-g."
