@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from safer_tta import Plain
-from safer_tta.attacks import ATTACKS
+from safer_tta.attacks import ATTACKS, full_threat
 from tests.conftest import classifier
 from tests.contract.parts import generator
 
@@ -17,11 +17,13 @@ class TestAttack:
     def attacked(self, name, norm, images, seed=0):
         model = classifier().eval()
         labels = model(images)[1].argmax(dim=1)
-        threat = {"eps": 8 / 255 if norm == "linf" else 1.0, "norm": norm, "step": 2 / 255, "steps": 3}
+        asked = {"eps": 8 / 255 if norm == "linf" else 1.0, "norm": norm, "step": 2 / 255, "steps": 3}
+        taken = {"eps", "norm", *ATTACKS[name].options} | (set() if ATTACKS[name].own_steps else {"step", "steps"})
+        threat = full_threat(name, **{key: value for key, value in asked.items() if key in taken})
         before = copy.deepcopy(model.state_dict())
         attacked = Plain(model) if ATTACKS[name].live else model
         mine = (torch.arange(len(images)) % 2 == 0,) if ATTACKS[name].poisons else ()
-        found = ATTACKS[name].make(attacked, images, labels, threat | ATTACKS[name].options, generator(seed), *mine)
+        found = ATTACKS[name].make(attacked, images, labels, threat, generator(seed), *mine)
         assert all(torch.equal(t, before[n]) for n, t in model.state_dict().items())
         assert not model.training
         return found, model, labels, threat

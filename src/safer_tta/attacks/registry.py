@@ -1,5 +1,6 @@
 """Attacks by name. An attack is one file in this folder with one decorator; it is known because it is there."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -33,11 +34,17 @@ class Attack:
     live: bool = False
     poisons: bool = False  # whether it changes the attacker's images to harm the answers to the others
     steps: int = 20  # how many steps it takes by default
+    step: float = 2 / 255  # how large they are by default
     own_steps: bool = False  # whether it chooses the number and the size of its steps itself
     passes: float = 3  # forward passes of an image that a step costs, or the whole attack if it chooses its steps
-    # what it takes besides the budget, with defaults; `draws` multiplies the cost of a step
+    # what it takes besides the budget, with defaults; `draws` multiplies the cost of a step, `restarts` that of all
     options: Mapping[str, Any] = field(default_factory=dict)
     version: int = 1  # raised when its images change; a part of the names of runs and of attacked copies
+
+    def cost(self, threat: Threat) -> float:
+        """Return how many forward passes of an image it costs, and of each of its views."""
+        told = {**self.options, **threat}
+        return self.passes * math.prod(told.get(name, 1) for name in ("steps", "draws", "restarts"))
 
     @property
     def raised_version(self) -> dict[str, int]:
