@@ -8,7 +8,7 @@ from .dia import dia
 from .eot import eot_pgd
 from .eot_margin import eot_margin
 from .pgd import pgd
-from .registry import ATTACKS
+from .registry import ATTACKS, describe
 from .resubmission import resubmit
 from .threat import full_threat
 from .transfer import transfer
@@ -20,6 +20,7 @@ __all__ = [
     "apgd_eot",
     "autoattack",
     "aware",
+    "describe",
     "dia",
     "eot_margin",
     "eot_pgd",

@@ -10,7 +10,7 @@ from typing import Any, Unpack
 from torch import Generator, Tensor, nn
 
 from ..errors import InvalidTypeError
-from ..models import Classifier
+from ..models import Classifier, zoo
 from ..predictors import create, parse
 from .eot import eot_pgd
 from .pgd import Budget, undisturbed
@@ -30,7 +30,7 @@ def aware(
     generator: Generator | None = None,
     **budget: Unpack[Budget],
 ) -> Tensor:
-    """Attack a batch through a defence around the attacker's own model, which is not changed.
+    """Attack a batch through a defence around the attacker's own model, which keeps its statistics and is not changed.
 
     Args:
         surrogate: The attacker's own model, or a Classifier.
@@ -56,11 +56,21 @@ def aware(
     defended = create(name, surrogate, seed=0, **options)  # whose own draws are not used: EOT makes others
     with undisturbed(surrogate):
         eot: dict[str, Any] = {"draws": draws, "momentum": momentum, "target": target, "generator": generator}
-        return eot_pgd(defended, images, labels, **eot, **{**BUDGET, **budget})
+        return eot_pgd(defended, images, labels, **eot, **(BUDGET | budget))
+
+
+def _parts(threat: Mapping[str, Any]) -> dict[str, int]:
+    """Return the versions of the defence and of what it is made of."""
+    name, options = parse(threat["defence"])
+    defended = create(name, zoo.create("small", num_classes=7), seed=0, **options)
+    return {f"predictor {name}": defended.version, **defended.versions}
+
+
+OPTIONS = {"defence": "safer", "draws": 4, "momentum": 0.0, "target": None}
 
 
 # A step passes an image and, in the usual defence, four views of it.
-@register("aware", passes=15, options={"defence": "safer", "draws": 4, "momentum": 0.0, "target": None})
+@register("aware", passes=15, options=OPTIONS, parts=_parts)
 def attack_surrogate(
     model: Classifier, images: Tensor, labels: Tensor, threat: Mapping[str, Any], randomness: Generator
 ) -> Tensor:

@@ -59,7 +59,7 @@ def transfer(
     share(momentum=momentum, diversity=diversity, smoothing=smoothing)
     check_target(target)
     check_labels(labels, images)
-    models = list(predict) if isinstance(predict, (list, tuple)) else [predict]
+    models: list[Predict] = [predict] if callable(predict) else list(predict)
     if not models:
         raise InvalidValueError("predict is an empty list; expected at least one model")
 
@@ -73,7 +73,7 @@ def transfer(
     with contextlib.ExitStack() as modes:
         for model in models:
             modes.enter_context(undisturbed(model))
-        return ascend(gradient, images, momentum=momentum, generator=generator, **{**BUDGET, **budget})
+        return ascend(gradient, images, momentum=momentum, generator=generator, **(BUDGET | budget))
 
 
 @register("transfer", options={"momentum": 1.0, "diversity": 0.5, "smoothing": KERNEL, "target": None})
