@@ -8,10 +8,11 @@ import torch
 
 from safer_tta import adapt, load_classifier
 from safer_tta._internal.seeds import generator
-from safer_tta.attacks import eot_pgd, pgd
+from safer_tta.attacks import aware, eot_pgd, pgd, transfer
+from safer_tta.bench.experiment import Experiment
 from safer_tta.bench.graph import graph, size_for
 from safer_tta.bench.plan import Cell, Row
-from safer_tta.bench.tasks import QUICK_COUNT, Place, execute
+from safer_tta.bench.tasks import QUICK_COUNT, Place, execute, materials
 from safer_tta.data import Stream, StreamSpec, excerpt
 from safer_tta.training.trainer import accuracy
 
@@ -115,6 +116,32 @@ def test_a_live_attack_hits_the_images_that_the_stream_chooses(place):
         accuracy(load_classifier(tasks["source"].path(place)), images, labels)
     )
     assert row["accuracy_clean"] > 10
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [{"name": "eot-margin", "draws": 1, "restarts": 2, "steps": 3, "step": 4}, {"name": "apgd-eot", "draws": 1}],
+    ids=lambda attack: attack["name"],
+)
+def test_stronger_live_attacks_take_their_options_from_a_plan(attack, place):
+    row = place.results.row(carried_out(place, {"method": "none", "options": {}, "attack": attack})["run"].name)
+    assert row["attack"] == attack["name"]
+    assert row["threat"]["draws"] == 1
+    assert row["accuracy_attacked"] < 10
+    assert row["accuracy_clean"] > 10
+
+
+@pytest.mark.parametrize(
+    ("attack", "options"),
+    [(transfer, {"diversity": 1.0, "target": "next"}), (aware, {"defence": "safer-g", "draws": 2, "momentum": 1.0})],
+)
+def test_stronger_attacks_on_a_surrogate_take_their_options_from_a_plan(attack, options, place):
+    tasks = carried_out(place, {"attack": {"name": attack.__name__, "steps": 2, **options}})
+    found = materials(Experiment.from_description(tasks["run"].definition), place)
+    sketch, surrogate = found.domains[0], load_classifier(tasks["surrogate"].path(place))
+    images, labels = torch.from_numpy(np.array(sketch.images)), torch.from_numpy(sketch.labels)
+    expected = attack(surrogate, images, labels, steps=2, generator=generator(SEED, "attack", 0), **options)
+    assert torch.equal(torch.from_numpy(np.array(found.attacked[0])), (expected * 255).round().byte())
 
 
 def test_a_poisoning_attack_harms_the_images_that_it_leaves_alone(place):

@@ -77,6 +77,15 @@ TOGETHER = [  # options that do not go together, or that are missing
     (RUN + "--attack-rate 50", "needs --surrogate"),
     (RUN + "--attack-norm l2", "--eps is missing and an l2 budget has no default"),
     (RUN + "--attack autoattack --attack-steps 3", "autoattack chooses its steps itself; leave --step and"),
+    (
+        RUN + "--attack eot-margin --attack-option drws=3",
+        "has no option drws (did you mean 'draws'?); expected some of draws, ",
+    ),
+    (
+        RUN + "--attack transfer --attack-option eps=0.1",
+        "attack 'transfer' has no option eps; expected some of momentum, ",
+    ),
+    (RUN + "--attack apgd-eot --step 1/255", "apgd-eot chooses its steps itself; leave --step and"),
     (ATTACKED + "--attack-norm l2 --attack-rate 50", "--eps is missing"),
     ("attack --target sketch --surrogate MODEL --store . --attack eot", "--attack 'eot' goes through the deployed"),
     (TRAIN + "--eps 8/255", "--eps and --attack-steps apply only to `safer train robust`"),

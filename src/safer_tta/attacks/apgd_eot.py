@@ -4,6 +4,7 @@ APGD chooses its own steps: it halves them where the loss stops growing. In this
 20 fresh draws, first on the cross-entropy, then on the difference of logits ratio (DLR).
 """
 
+import logging
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -15,7 +16,7 @@ from .._internal.seeds import draw_seed
 from ..errors import InvalidTypeError
 from ..models.norm import exact_gradients
 from ..predictors import Predictor, check_images
-from .autoattack import NORMS, load_package
+from .autoattack import LOG, NORMS, load_package
 from .eot_margin import JUDGES, Aim
 from .pgd import BALLS, check_labels, check_threat
 from .registry import register
@@ -66,6 +67,7 @@ def apgd_eot(
     with own_randomness, exact_gradients(known.classifier.norms()), torch.inference_mode(False):
         torch.manual_seed(draw_seed(generator))
         images = images / 255 if images.dtype == torch.uint8 else images.detach().clone()
+        images = images.contiguous()  # as the package wants them
         labels = labels.to(images.device, copy=True)
         judges = [known.draw(images) for _ in range(JUDGES)]
         made = _search(known, images, labels, n_iter=steps, eot_iter=draws, eps=eps, norm=NORMS[norm])
@@ -85,10 +87,10 @@ def _search(predictor: Predictor, images: Tensor, labels: Tensor, **settings: An
     def predict(perturbed: Tensor) -> Tensor:
         return predictor(perturbed, predictor.draw(perturbed), track=False).logits.float()
 
-    package = load_package()
+    package, log = load_package(), logging.getLogger(LOG)
     for loss, classes in LOSSES.items():
         if predictor.classifier.num_classes >= classes:
-            apgd = package.autopgd_base.APGDAttack(predict, loss=loss, device=images.device, **settings)
+            apgd = package.autopgd_base.APGDAttack(predict, loss=loss, device=images.device, logger=log, **settings)
             apgd.init_hyperparam(images)
             highest, _, _, misread = apgd.attack_single_run(images, labels)
             yield from (highest.detach(), misread.detach())

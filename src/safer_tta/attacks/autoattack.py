@@ -22,6 +22,7 @@ Scores = Callable[[Tensor], Tensor]
 COMPONENTS = ("apgd-ce", "apgd-t", "fab-t", "square")
 NORMS = {"linf": "Linf", "l2": "L2"}
 LEAST_CLASSES = 4
+LOG = "auto-attack"  # the name of the package's log
 
 
 def autoattack(
@@ -114,7 +115,7 @@ def load_package() -> Any:
         import pyautoattack
     except ImportError as error:
         raise MissingPackageError("AutoAttack needs pyautoattack: pip install 'safer-tta[attacks]'") from error
-    logging.getLogger("auto-attack").setLevel(logging.ERROR)
+    logging.getLogger(LOG).setLevel(logging.ERROR)
     return pyautoattack
 
 
