@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import safer_tta
-from safer_tta.attacks import eot_margin
+from safer_tta.attacks import apgd_eot, eot_margin
 from safer_tta.attacks.eot_margin import JUDGES, Aim
 from safer_tta.errors import InvalidTypeError, InvalidValueError, UnknownNameError
 from safer_tta.models.stream_norm import StreamNorm
@@ -134,9 +134,22 @@ def test_keeps_the_budget_and_moves_nothing(name, inference):
     difference = (found * 255).round().int() - images.int()
     assert 0 < difference.abs().max() <= 8
     assert all(torch.equal(tensor, before[key]) for key, tensor in adapted.state_dict().items())
-    assert not any(m.exact for m in adapted.classifier.modules() if isinstance(m, StreamNorm))
     assert all(p.grad is None for p in adapted.classifier.parameters())
     assert torch.equal(found, again)
+
+
+@pytest.mark.parametrize("attack", [eot_margin, apgd_eot])
+def test_gradients_go_through_the_statistics_that_follow_the_stream(attack, monkeypatch):
+    adapted, exact = safer_tta.adapt(small_net(), "tent", "safer-g", norm="stream", seed=0), []
+    layers = [m for m in adapted.classifier.modules() if isinstance(m, StreamNorm)]
+    original = safer_tta.Safer.conclude
+    monkeypatch.setattr(
+        safer_tta.Safer, "conclude", lambda *given: exact.append(all(m.exact for m in layers)) or original(*given)
+    )
+    attack(adapted.predictor, eight_bit(side=24), labels(), draws=1, steps=1)
+    assert layers
+    assert all(exact)
+    assert not any(layer.exact for layer in layers)
 
 
 def test_a_target_is_what_images_are_read_as():
