@@ -41,13 +41,15 @@ def test_a_domain_that_the_source_was_trained_on_brings_one_line(safer, source_f
 
 
 def test_attacks_take_their_options(good, source_file, tmp_path):
-    """On the surrogate ahead of the stream, and live. Every image is led to the class after its own."""
+    """On the surrogate ahead of the stream, and live."""
     attack = ("attack", "--target", "sketch", "--surrogate", source_file, "--store", tmp_path, "--images", 16)
     asked = ("--attack", "aware", "--attack-option", "defence=plain", "--attack-option", "draws=1", "--attack-steps", 2)
     assert good(*attack, *asked)["images"] == 16
     run = ("run", "--target", "sketch", "--model", source_file, "--store", tmp_path, "--images", 16, "--method", "none")
     live = (*run, "--attack-rate", 100, "--attack", "apgd-eot", "--attack-option", "draws=1", "--attack-steps", 2)
-    assert good(*live)["accuracy_attacked"] < good(*run)["accuracy"]
+    row = good(*live)
+    assert row["threat"] == {"eps": 8 / 255, "norm": "linf", "draws": 1, "steps": 2}
+    assert row["accuracy_attacked"] < good(*run)["accuracy"]
 
 
 def test_attacks_are_listed_with_their_options(safer, good):
