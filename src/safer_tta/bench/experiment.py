@@ -113,7 +113,7 @@ class Experiment:
             "seed": self.stream.seed,
             **({} if self.precision == "float32" else {"precision": self.precision}),
             **ATTACKS[self.attack.name].raised_versions(self.attack.threat),
-            **extensions.code_of(ATTACKS[self.attack.name].make),
+            **extensions.code_of_attack(self.attack.name, self.attack.changed_threat),
         }
         pairs = zip(self.targets, self.attack.surrogates, strict=False)
         return [{"target": target, "surrogate": dict(surrogate), **shared} for target, surrogate in pairs]
