@@ -307,3 +307,10 @@ def test_an_edited_defence_renames_the_copies_that_are_made_through_it(monkeypat
         extensions._loaded.clear()
     assert copies["aware"][0] != copies["aware"][1]
     assert copies["pgd"][0] == copies["pgd"][1]
+
+
+def test_an_operator_of_an_extension_renames_only_copies_that_are_made_through_views(monkeypatch, tmp_path):
+    before = {attack: experiment(attack=attack).copies() for attack in ("aware", "pgd")}
+    monkeypatch.setattr(extensions, "_loaded", {tmp_path: extensions.Extension("hash", frozenset(), everywhere=True)})
+    assert experiment(attack="aware").copies() != before["aware"]
+    assert experiment(attack="pgd").copies() == before["pgd"]
