@@ -1,6 +1,6 @@
 """Attacks by name. An attack is one file in this folder with one decorator; it is known because it is there."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -23,6 +23,15 @@ class Make(Protocol):
     ) -> Tensor: ...
 
 
+def exceeds_ball(change: Tensor, threat: Threat) -> str | None:
+    """Say how a change of pixels (B,C,H,W) exceeds `eps` in the norm of the threat; None if it does not."""
+    lengths = change.flatten(1)
+    size = float((lengths.abs() if threat["norm"] == "linf" else lengths.norm(dim=1)).max())
+    if size > threat["eps"] + 0.5 / 255:  # a budget between two levels may be rounded up to one
+        return f"changed an image by {size:.4f} ({threat['norm']}); allowed is {threat['eps']:.4f}"
+    return None
+
+
 @dataclass(frozen=True)
 class Attack:
     """A registered attack."""
@@ -35,14 +44,21 @@ class Attack:
     steps: int = 20  # how many steps it takes by default
     own_steps: bool = False  # whether it chooses the number and the size of its steps itself
     passes: float = 3  # forward passes of an image that a step costs, or the whole attack if it chooses its steps
-    # what it takes besides the budget, with defaults; `draws` multiplies the cost of a step
+    # what it takes besides the budget, with defaults; `draws` and `queries` multiply its cost
     options: Mapping[str, Any] = field(default_factory=dict)
+    norms: tuple[str, ...] = ("linf", "l2")  # in which it keeps a budget eps; none if its budget is another one
+    # what says how a change exceeds the budget, or None
+    exceeds: Callable[[Tensor, Threat], str | None] = exceeds_ball
     version: int = 1  # raised when its images change; a part of the names of runs and of attacked copies
 
     @property
     def raised_version(self) -> dict[str, int]:
         """The version as a part of a definition; nothing until it has been raised."""
         return {} if self.version == 1 else {"version": self.version}
+
+    def cost(self, threat: Threat) -> float:
+        """Return how many forward passes of an image the attack takes, roughly."""
+        return self.passes * threat.get("steps", 1) * threat.get("draws", 1) * threat.get("queries", 1)
 
     def perturb(
         self, model: Any, images: Tensor, labels: Tensor, threat: Threat, randomness: Generator, *mine: Tensor
@@ -56,12 +72,9 @@ class Attack:
             )
         if not bool(((levels >= 0) & (levels <= 255)).all()):
             raise InvalidValueError(f"{self.name} made values outside [0,1]; expected images")
-        change = ((levels - images) / 255).flatten(1)
-        size = float((change.abs() if threat["norm"] == "linf" else change.norm(dim=1)).max())
-        if size > threat["eps"] + 0.5 / 255:  # a budget between two levels may be rounded up to one
-            raise InvalidValueError(
-                f"{self.name} changed an image by {size:.4f} ({threat['norm']}); allowed is {threat['eps']:.4f}"
-            )
+        excess = self.exceeds((levels - images) / 255, threat)
+        if excess is not None:
+            raise InvalidValueError(f"{self.name} {excess}")
         return levels.byte()
 
 

@@ -129,8 +129,7 @@ class Experiment:
         views = 1 + self.views
         passes = methods.METHODS[self.method].cost.passes * views
         if self.attack is not None and self.attacked_live:
-            threat = self.attack.threat
-            passes += ATTACKS[self.attack.name].passes * views * threat["steps"] * threat.get("draws", 1)
+            passes += ATTACKS[self.attack.name].cost(self.attack.threat) * views
         return float(passes)
 
     @classmethod

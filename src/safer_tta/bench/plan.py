@@ -78,7 +78,9 @@ class Attack(BaseModel):
         step = None if self.step is None else self.step / LEVELS
         given = {"step": step, "steps": self.steps or steps, **(self.model_extra or {})}
         given = {name: value for name, value in given.items() if value is not None}
-        return full_threat(self.name, eps=self.eps / LEVELS, norm=self.norm, **given)
+        budget = {"eps": self.eps / LEVELS, "norm": self.norm}
+        asked = budget if known.norms else self.model_fields_set  # what is not a budget of the attack is refused there
+        return full_threat(self.name, **{name: value for name, value in budget.items() if name in asked}, **given)
 
 
 class Order(_Strict):

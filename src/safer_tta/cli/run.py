@@ -27,7 +27,7 @@ def attack(
     eps: options.Budget = None,
     step: options.StepSize = None,
     attack_steps: options.AttackSteps = None,
-    attack_norm: options.AttackNorm = "linf",
+    attack_norm: options.AttackNorm = None,
     images: options.Images = None,
     seed: options.Seed = 0,
     side: options.ModelSide = None,
@@ -60,7 +60,7 @@ def run(
     eps: options.Budget = None,
     step: options.StepSize = None,
     attack_steps: options.AttackSteps = None,
-    attack_norm: options.AttackNorm = "linf",
+    attack_norm: options.AttackNorm = None,
     order: Annotated[str, typer.Option(help="shuffled, or correlated (one class after the other).")] = "shuffled",
     batch: Annotated[int, typer.Option(help="Images in a batch.")] = 64,
     images: options.Images = None,
@@ -139,10 +139,10 @@ def _attacked(
         return model, attacked_copies(domain, model, copies, source=digest_file(surrogate), tick=tick, **how)
 
 
-def _threat(attack: str, eps: float | None, step: float | None, steps: int | None, norm: str) -> dict[str, Any]:
+def _threat(attack: str, eps: float | None, step: float | None, steps: int | None, norm: str | None) -> dict[str, Any]:
     from ..attacks import ATTACKS, full_threat
 
-    one_of(NORMS, attack_norm=norm)
+    one_of(NORMS, **drop_missing(attack_norm=norm))
     if ATTACKS.find(attack).own_steps and (step is not None or steps):
         raise typer.BadParameter(f"{attack} chooses its steps itself; leave --step and --attack-steps out")
-    return full_threat(attack, norm=norm, **drop_missing(eps=eps, step=step, steps=steps))
+    return full_threat(attack, **drop_missing(norm=norm, eps=eps, step=step, steps=steps))
