@@ -223,3 +223,19 @@ def test_impossible_numbers_are_refused(attack):
         attack(lambda x: "cat", eight_bit(), labels())
     with pytest.raises(InvalidTypeError, match="labels are"):
         attack(classifier().eval(), eight_bit(), labels(3))
+
+
+def test_pyautoattack_is_as_strong():
+    theirs = pytest.importorskip("pyautoattack.square")
+    model = small_net().eval()
+    images = (torch.cat(batches(8)) * 255).round() / 255
+    own = model(images).argmax(dim=1)
+    ours = square(model, images, own, eps=4 / 255, queries=150, generator=generator())
+    reference = theirs.SquareAttack(model, eps=4 / 255, n_queries=150)
+    with torch.random.fork_rng(), torch.no_grad():
+        torch.manual_seed(0)
+        reference.init_hyperparam(images)
+        _, found = reference.attack_single_run(images, own)
+    share = (model(found).argmax(dim=1) != own).float().mean().item()
+    assert ours.misread.float().mean().item() == pytest.approx(share, abs=0.1)
+    assert 0.1 < share < 0.9, "some are found and some are not"

@@ -79,8 +79,10 @@ class Attack(BaseModel):
         given = {"step": step, "steps": self.steps or steps, **(self.model_extra or {})}
         given = {name: value for name, value in given.items() if value is not None}
         budget = {"eps": self.eps / LEVELS, "norm": self.norm}
-        asked = budget if known.norms else self.model_fields_set  # what is not a budget of the attack is refused there
-        return full_threat(self.name, **{name: value for name, value in budget.items() if name in asked}, **given)
+        if not known.norms:  # an attack with another budget refuses what is asked of this one
+            usual = type(self).model_fields
+            budget = {name: value for name, value in budget.items() if getattr(self, name) != usual[name].default}
+        return full_threat(self.name, **budget, **given)
 
 
 class Order(_Strict):
