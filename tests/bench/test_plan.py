@@ -85,6 +85,8 @@ def test_eot_without_draws_is_the_transferred_attack():
         (('figure = "bars"', 'vary = { "predictor.tau" = [0.1] }'), "expected a table"),
         (('method = "tent"', 'method = "tent"\nattack = { name = "autoattack", steps = 3 }'), "no option steps"),
         (('method = "tent"', 'method = "tent"\nattack = { draws = 3 }'), "no option draws"),
+        (('method = "tent"', 'method = "tent"\nattack = { name = "patch", eps = 4 }'), "no option eps"),
+        (('method = "tent"', 'method = "tent"\nattack = { name = "square", eps = 300, norm = "l2" }'), "expected linf"),
     ],
 )
 def test_mistakes_are_named_before_anything_is_made(change, said, tmp_path):

@@ -58,7 +58,7 @@ class Attack:
 
     def cost(self, threat: Threat) -> float:
         """Return how many forward passes of an image the attack takes, roughly."""
-        return self.passes * threat.get("steps", 1) * threat.get("draws", 1) * threat.get("queries", 1)
+        return float(self.passes * threat.get("steps", 1) * threat.get("draws", 1) * threat.get("queries", 1))
 
     def perturb(
         self, model: Any, images: Tensor, labels: Tensor, threat: Threat, randomness: Generator, *mine: Tensor

@@ -28,9 +28,9 @@ def square(
     images: Tensor,
     labels: Tensor,
     *,
-    eps: float = 8 / 255,
     queries: int = 1000,
     average: int = 1,
+    eps: float = 8 / 255,
     generator: Generator | None = None,
 ) -> Found:
     """Attack a batch by asking for class scores. The first query asks about the images as they are.
@@ -40,9 +40,9 @@ def square(
             function from images to class scores.
         images: (B,3,H,W), floats in [0,1] or uint8.
         labels: The true classes (B,).
-        eps: The budget in pixel values of [0,1], in l∞.
         queries: How many answers to each image the attacker may ask for.
         average: How many answers to the same images are averaged; each of them is a query.
+        eps: The budget in pixel values of [0,1], in l∞.
         generator: The attacker's own, on the CPU.
 
     Returns:
@@ -99,7 +99,7 @@ class _Squares:
 
     def _area(self) -> float:
         spent = self.done / self.rounds
-        return AREA / 2 ** sum(spent > share for share in HALVED)
+        return AREA * 0.5 ** len([share for share in HALVED if spent > share])
 
     def _random_signs(self, height: int, width: int) -> Tensor:
         shape = (*self.images.shape[:2], height, width)
