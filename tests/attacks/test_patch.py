@@ -36,6 +36,14 @@ def test_squares_have_their_size_and_lie_anywhere():
     assert corners == {(row, column) for row in range(3) for column in range(6)}
 
 
+def test_the_surrogate_is_asked_about_images_with_their_squares():
+    model, images, asked = small_net().eval(), eight_bit() / 255, []
+    patch(lambda x: asked.append(x.detach()) or model(x), images, labels(), area=0.2, steps=3)
+    assert len(asked) == 3
+    assert all(bool(shown.ne(images).any()) for shown in asked)
+    assert all(ATTACKS["patch"].exceeds(shown - images, {"area": 0.2}) is None for shown in asked)
+
+
 def test_it_harms_more_than_its_start():
     model = small_net().eval()
     images = (torch.cat(batches(6)) * 255).round() / 255

@@ -70,6 +70,41 @@ def test_queries_are_counted_exactly(attack, average):
     assert torch.equal(found.images[0], images[0] / 255)
 
 
+def test_square_starts_from_vertical_stripes_and_stays_at_the_edge_of_the_budget():
+    images, y, predict, asked = linear(margin=20 / 255)
+    square(predict, images, y, queries=40, generator=generator())
+    moved = [(x * 255).round() - images for x in asked]
+    assert not moved[0].any()
+    assert torch.equal(moved[1], moved[1][:, :, :1].expand_as(moved[1]))
+    assert len({tuple(stripes[0].tolist()) for stripes in moved[1].flatten(0, 1)}) > SIZE
+    assert all(bool((change.abs() == 8).all()) for change in moved[1:])
+
+
+def test_square_goes_on_from_its_stripes_even_if_they_are_worse_than_the_images():
+    images, asked = eight_bit() / 255, []
+
+    def predict(x):
+        asked.append(x.clone())
+        lead = 1 + (x - images).abs().mean(dim=(1, 2, 3))
+        return torch.stack([lead, -lead], dim=1)
+
+    found = square(predict, images, torch.zeros(6, dtype=torch.long), queries=2, generator=generator())
+    assert torch.equal(found.images, asked[1])
+    assert not torch.equal(found.images, images)
+
+
+def test_rays_keeps_what_is_found_at_a_radius_as_large_as_the_budget():
+    """The first image is misread where it is nearly white, the second nowhere."""
+
+    def predict(x):
+        wrong = (x.mean(dim=(1, 2, 3)) > 0.9) & torch.tensor([True, False])
+        return torch.stack([~wrong, wrong], dim=1).float()
+
+    found = rays(predict, eight_bit(size=2), torch.zeros(2, dtype=torch.long), eps=1.0, queries=12)
+    assert found.misread.tolist() == [True, False]
+    assert found.queries.tolist() == [3, 12], "as it is, at the best radius so far, at the budget"
+
+
 @BOTH
 def test_queries_that_average_does_not_divide_are_left(attack):
     images, y, predict, asked = linear(margin=20 / 255)
@@ -124,6 +159,14 @@ def test_a_predictor_draws_afresh_and_is_not_moved(attack, name, monkeypatch):
     assert identical(before, adapted.state_dict())
     again = attack(adapted.predictor, images, labels(), queries=5, generator=generator())
     assert all(torch.equal(one, other) for one, other in zip(found, again, strict=True))
+
+
+@BOTH
+def test_statistics_that_follow_the_stream_are_not_moved(attack):
+    predictor = safer_tta.Plain(classifier().train())
+    before = {name: tensor.clone() for name, tensor in predictor.classifier.state_dict().items()}
+    attack(predictor, eight_bit(), labels(), queries=3)
+    assert identical(before, predictor.classifier.state_dict())
 
 
 @BOTH

@@ -108,10 +108,13 @@ def test_the_interval_is_over_images_and_seeds():
 
     for seeds in (1, 3):
         shipped, found = made_up("main", seeds=seeds, accuracy=accuracy)
+        found = [(cell, {**row, "images": 400 if cell.target == "photo" else 100}) for cell, row in found]
         table = tables.tables(shipped, found, "pacs")[0]
         photo, average = (entry(table, "Tent", f"{target}, 0 %") for target in ("photo", "average"))
         values = [60.0 + 2 * s for s in range(seeds)]
-        assert (photo.low, photo.high) == interval([[v] for v in values], [100])
-        assert (average.low, average.high) == pytest.approx(interval([[v, *[v - 10] * 3] for v in values], [100] * 4))
+        assert (photo.low, photo.high) == interval([[v] for v in values], [400])
+        assert (average.low, average.high) == pytest.approx(
+            interval([[v, *[v - 10] * 3] for v in values], [400, *[100] * 3])
+        )
         lines = list(csv.DictReader(tables.comma_separated([table]).splitlines()))
         assert all(float(line["low"]) < float(line["mean"]) < float(line["high"]) for line in lines)

@@ -97,4 +97,4 @@ def _reach(changed: Tensor) -> int:
     place = torch.arange(1, changed.shape[1] + 1, device=changed.device)
     last = (changed * place).amax(dim=1)
     first = torch.where(changed, place, place[-1] + 1).amin(dim=1)
-    return int((last - first + 1).clamp(min=0).max())
+    return int((last - first + 1).max())
