@@ -93,6 +93,8 @@ def test_a_quick_size_takes_fewer_steps_also_of_an_attack_that_chooses_their_siz
         (('method = "tent"', 'method = "tent"\nattack = { name = "autoattack", steps = 3 }'), "no option steps"),
         (('method = "tent"', 'method = "tent"\nattack = { draws = 3 }'), "no option draws"),
         (('method = "tent"', 'method = "tent"\nattack = { name = "apgd-eot", step = 3 }'), "no option step"),
+        (('method = "tent"', 'method = "tent"\nattack = { name = "patch", eps = 4 }'), "no option eps"),
+        (('method = "tent"', 'method = "tent"\nattack = { name = "square", eps = 300, norm = "l2" }'), "expected linf"),
     ],
 )
 def test_mistakes_are_named_before_anything_is_made(change, said, tmp_path):

@@ -170,3 +170,28 @@ def test_a_live_attack_follows_the_updates(place):
         probs.append(method(arrived).probs[torch.arange(8), batch.labels].double())
     row = place.results.row(tasks["run"].name)
     assert row["nll"] == pytest.approx(float(-torch.cat(probs).log().mean()), rel=1e-6)
+
+
+@pytest.mark.parametrize("attack", [{"name": "square", "eps": 48}, {"name": "rays", "eps": 48}])
+def test_attacks_by_queries_go_through_the_deployed_predictor(place, attack):
+    """One query shows images as they are; more of them find some that are misread."""
+    right = []
+    for queries in (1, 40):
+        tasks = carried_out(place, {"method": "none", "options": {}, "attack": {**attack, "queries": queries}})
+        assert set(tasks) == {"source", "run"}
+        right.append(place.results.row(tasks["run"].name)["accuracy_attacked"])
+    assert right[1] < right[0]
+
+
+def test_a_patch_is_put_into_copies_ahead(place):
+    right = []
+    for area in (0.001, 0.5):
+        tasks = carried_out(
+            place, {"method": "none", "options": {}, "attack": {"name": "patch", "area": area, "step": 16}}
+        )
+        row = place.results.row(tasks["run"].name)
+        assert row["threat"]["area"] == area
+        assert row["eps"] is None
+        assert "eps" not in tasks["attacked"].label
+        right.append(row["accuracy_attacked"])
+    assert right[1] < right[0]

@@ -7,9 +7,12 @@ from .aware import aware
 from .dia import dia
 from .eot import eot_pgd
 from .eot_margin import eot_margin
+from .patch import patch
 from .pgd import pgd
+from .rays import rays
 from .registry import ATTACKS, describe
 from .resubmission import resubmit
+from .square import square
 from .threat import full_threat
 from .transfer import transfer
 
@@ -25,7 +28,10 @@ __all__ = [
     "eot_margin",
     "eot_pgd",
     "full_threat",
+    "patch",
     "pgd",
+    "rays",
     "resubmit",
+    "square",
     "transfer",
 ]

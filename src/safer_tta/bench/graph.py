@@ -127,7 +127,7 @@ class _Builder:
         where = f"{copies['target']}, seed {self.cell.seed}"
         trained = Task("surrogate", f"surrogate of {where}", copies["surrogate"], (), 3 * recipe.steps * recipe.batch)
         passes = known.cost(copies["threat"]) * (self.images or WHOLE_DOMAIN)
-        label = f"{known.name} of {where}, eps {self.row.attack.eps:g}/255"
+        label = f"{known.name} of {where}" + (f", eps {self.row.attack.eps:g}/255" if known.norms else "")
         return [trained, Task("attacked", label, copies, (trained.name,), passes)]
 
     def _seeded(self, recipe: Recipe) -> Recipe:

@@ -81,7 +81,11 @@ class Attack(BaseModel):
         step = None if self.step is None else self.step / LEVELS
         given = {"step": step, "steps": self.steps or steps, **(self.model_extra or {})}
         given = {name: value for name, value in given.items() if value is not None}
-        return full_threat(self.name, eps=self.eps / LEVELS, norm=self.norm, **given)
+        budget = {"eps": self.eps / LEVELS, "norm": self.norm}
+        if not known.norms:  # an attack with another budget refuses what is asked of this one
+            usual = type(self).model_fields
+            budget = {name: value for name, value in budget.items() if getattr(self, name) != usual[name].default}
+        return full_threat(self.name, **budget, **given)
 
 
 class Order(_Strict):

@@ -109,7 +109,7 @@ ATTACK_OPTION_HELP = "An option of the attack, such as draws=8; may be repeated.
 AttackOptions = Annotated[
     list[str] | None, typer.Option("--attack-option", metavar="NAME=VALUE", help=ATTACK_OPTION_HELP)
 ]
-AttackNorm = Annotated[str, typer.Option(help="How the attack's budget is measured: linf or l2.")]
+AttackNorm = Annotated[str | None, typer.Option(help="How the attack's budget is measured: linf (default) or l2.")]
 Precision = Annotated[str, typer.Option(help="float32 or bfloat16.")]
 IMAGES_HELP = "Images in a stream, drawn by the seed (default: all; bench on synthetic 512)."
 Images = Annotated[int | None, typer.Option(min=1, help=IMAGES_HELP)]

@@ -27,7 +27,7 @@ def attack(
     eps: options.Budget = None,
     step: options.StepSize = None,
     attack_steps: options.AttackSteps = None,
-    attack_norm: options.AttackNorm = "linf",
+    attack_norm: options.AttackNorm = None,
     attack_option: options.AttackOptions = None,
     images: options.Images = None,
     seed: options.Seed = 0,
@@ -62,7 +62,7 @@ def run(
     eps: options.Budget = None,
     step: options.StepSize = None,
     attack_steps: options.AttackSteps = None,
-    attack_norm: options.AttackNorm = "linf",
+    attack_norm: options.AttackNorm = None,
     order: Annotated[str, typer.Option(help="shuffled, or correlated (one class after the other).")] = "shuffled",
     batch: Annotated[int, typer.Option(help="Images in a batch.")] = 64,
     images: options.Images = None,
@@ -142,14 +142,14 @@ def _attacked(
 
 
 def _threat(
-    attack: str, eps: float | None, step: float | None, steps: int | None, norm: str, settings: list[str] | None
+    attack: str, eps: float | None, step: float | None, steps: int | None, norm: str | None, settings: list[str] | None
 ) -> dict[str, Any]:
     from .._internal.signatures import check_names
     from ..attacks import ATTACKS, full_threat
 
-    one_of(NORMS, attack_norm=norm)
+    one_of(NORMS, **drop_missing(attack_norm=norm))
     known, own = ATTACKS.find(attack), options.parse_settings(settings)
     if known.own_steps and (step is not None or (steps and "steps" not in known.options)):
         raise typer.BadParameter(f"{attack} chooses its steps itself; leave --step and --attack-steps out")
     check_names(own, known.options, f"attack {attack!r}")
-    return full_threat(attack, norm=norm, **{**own, **drop_missing(eps=eps, step=step, steps=steps)})
+    return full_threat(attack, **{**own, **drop_missing(norm=norm, eps=eps, step=step, steps=steps)})
