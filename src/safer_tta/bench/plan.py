@@ -50,7 +50,9 @@ class Attack(BaseModel):
 
     name: str = "pgd"
     eps: float = Field(default=8, gt=0)
-    step: float | None = Field(default=None, gt=0, description="by default 2; of an l2 budget 2.5 eps / steps")
+    step: float | None = Field(
+        default=None, gt=0, description="by default the attack's own, mostly 2; of an l2 budget 2.5 eps / steps"
+    )
     steps: int | None = Field(default=None, ge=1, description="by default the attack's own number")
     norm: Literal["linf", "l2"] = "linf"
 
@@ -74,11 +76,16 @@ class Attack(BaseModel):
     def threat(self, effort: float) -> dict[str, Any]:
         """Return what the attack is told; effort: the share of its default steps that it takes."""
         known = ATTACKS[self.name]
-        steps = None if known.own_steps else max(1, round(known.steps * effort))
+        counted = "steps" in known.options or not known.own_steps
+        steps = max(1, round(known.steps * effort)) if counted else None
         step = None if self.step is None else self.step / LEVELS
         given = {"step": step, "steps": self.steps or steps, **(self.model_extra or {})}
         given = {name: value for name, value in given.items() if value is not None}
-        return full_threat(self.name, eps=self.eps / LEVELS, norm=self.norm, **given)
+        budget = {"eps": self.eps / LEVELS, "norm": self.norm}
+        if not known.norms:  # an attack with another budget refuses what is asked of this one
+            usual = type(self).model_fields
+            budget = {name: value for name, value in budget.items() if getattr(self, name) != usual[name].default}
+        return full_threat(self.name, **budget, **given)
 
 
 class Order(_Strict):

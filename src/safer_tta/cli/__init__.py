@@ -127,6 +127,22 @@ def doctor(as_json: AsJson = False) -> None:
         raise typer.Exit(1)
 
 
+@app.command("attacks")
+def list_attacks(as_json: AsJson = False) -> None:
+    """List the attacks: what each goes through, how many steps it takes, and its options with their defaults."""
+    from ..attacks import ATTACKS, describe
+
+    rows = {name: describe(name) for name in sorted(ATTACKS)}
+    if as_json:
+        return result(rows, True)
+    for name, row in rows.items():
+        options = " ".join(o if value is None else f"{o}={value}" for o, value in row["options"].items())
+        steps = f"{row['steps']} steps" if row["steps"] else "its own steps"
+        typer.echo(f"{name:12} through {row['through']}, {steps}{options and '; options: '}{options}")
+        typer.echo(f"             {row['what']}")
+    return None
+
+
 @app.command("methods")
 def list_methods(as_json: AsJson = False) -> None:
     """List the adaptation methods: what each updates, what it costs, how much state it keeps, and its paper."""
