@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import safer_tta
-from safer_tta.attacks import apgd_eot, eot_margin
+from safer_tta.attacks import apgd_eot, eot_margin, eot_pgd, pgd
 from safer_tta.attacks.eot_margin import JUDGES, Aim
 from safer_tta.errors import InvalidTypeError, InvalidValueError, UnknownNameError
 from safer_tta.models.stream_norm import StreamNorm
@@ -38,7 +38,8 @@ def mean_margin(predictor, x, y, draws, target=None, caution=0.0):
     ("mixing", "target", "caution"), [("none", None, 0.0), ("none", "next", 0.0), ("gate", None, 0.5)]
 )
 def test_two_passes_give_the_gradient_of_the_margin_of_mean_scores(mixing, target, caution):
-    predictor, x, y = safer(mixing), torch.cat(batches(4)), labels(24)
+    predictor = safer_tta.Safer(classifier().eval().double(), mixing=mixing, seed=0)
+    x, y = torch.cat(batches(4)).double(), labels(24)
     draws = [predictor.draw(x) for _ in range(3)]
     own = x.clone().requires_grad_(True)
     value = mean_margin(predictor, own, y, draws, target, caution)
@@ -110,10 +111,11 @@ def test_restarts_keep_the_best_image_of_each():
 
 def test_a_cautious_attacker_is_less_suspected():
     predictor, (x, y) = safer_tta.Safer(trained_net(), mixing="gate", seed=0), drawings(64)
+    suspect = pgd(trained_net(), x, y, eps=48 / 255, step=8 / 255, steps=10, generator=generator())
     threat = {"draws": 2, "eps": 24 / 255, "step": 4 / 255, "steps": 10}
     suspicion, right = [], []
     for caution in (0.0, 3.0):
-        found = eot_margin(predictor, x, y, caution=caution, generator=generator(), **threat)
+        found = eot_margin(predictor, suspect, y, caution=caution, generator=generator(), **threat)
         answers = [predictor(found) for _ in range(5)]
         suspicion.append(torch.stack([answer.suspicion.clamp(1e-6, 1 - 1e-6).logit() for answer in answers]).mean())
         right.append(torch.stack([answer.labels == y for answer in answers]).float().mean())
@@ -138,7 +140,7 @@ def test_keeps_the_budget_and_moves_nothing(name, inference):
     assert torch.equal(found, again)
 
 
-@pytest.mark.parametrize("attack", [eot_margin, apgd_eot])
+@pytest.mark.parametrize("attack", [eot_pgd, eot_margin, apgd_eot])
 def test_gradients_go_through_the_statistics_that_follow_the_stream(attack, monkeypatch):
     adapted, exact = safer_tta.adapt(small_net(), "tent", "safer-g", norm="stream", seed=0), []
     layers = [m for m in adapted.classifier.modules() if isinstance(m, StreamNorm)]

@@ -14,6 +14,7 @@ from torch import Generator, Tensor
 from .._internal.checks import count, share
 from .._internal.seeds import draw_seed
 from ..errors import InvalidTypeError
+from ..models.norm import exact_gradients
 from ..predictors import Predictor
 from .goals import check_target
 from .pgd import ascend, check_labels, loss_gradient
@@ -70,10 +71,12 @@ def eot_pgd(
         return total / draws
 
     threat: dict[str, Any] = {"eps": eps, "step": step, "steps": steps, "norm": norm}
-    return ascend(gradient, images, momentum=momentum, generator=generator, **threat)
+    with exact_gradients(known.classifier.norms()):
+        return ascend(gradient, images, momentum=momentum, generator=generator, **threat)
 
 
-@register("eot", live=True, steps=10, options={"draws": 1})
+# Version 2 differentiates the statistics of norm "stream" too.
+@register("eot", live=True, steps=10, options={"draws": 1}, version=2)
 def attack_predictor(
     model: Predictor, images: Tensor, labels: Tensor, threat: Mapping[str, Any], randomness: Generator
 ) -> Tensor:
