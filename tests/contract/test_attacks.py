@@ -5,10 +5,24 @@ import copy
 import pytest
 import torch
 
-from safer_tta import Plain
+from safer_tta import Plain, methods
 from safer_tta.attacks import ATTACKS
 from tests.conftest import classifier
 from tests.contract.parts import generator
+
+
+def victim(known, model, threat):
+    """What an attack is made on."""
+    if known.memory is not None:
+        return known.memory(copy.deepcopy(model), threat)
+    if known.adapts:
+        return methods.create("none", Plain(model))
+    return Plain(model) if known.live else model
+
+
+def own(known, size):
+    """Every second image, for one that poisons; all, for one that attacks a method."""
+    return (torch.arange(size) % (2 if known.poisons else 1) == 0,) if known.poisons or known.adapts else ()
 
 
 @pytest.mark.parametrize("norm", ["linf", "l2"])
@@ -19,8 +33,7 @@ class TestAttack:
         labels = model(images)[1].argmax(dim=1)
         threat = {"eps": 8 / 255 if norm == "linf" else 1.0, "norm": norm, "step": 2 / 255, "steps": 3}
         before = copy.deepcopy(model.state_dict())
-        attacked = Plain(model) if ATTACKS[name].live else model
-        mine = (torch.arange(len(images)) % 2 == 0,) if ATTACKS[name].poisons else ()
+        attacked, mine = victim(ATTACKS[name], model, threat | ATTACKS[name].options), own(ATTACKS[name], len(images))
         found = ATTACKS[name].make(attacked, images, labels, threat | ATTACKS[name].options, generator(seed), *mine)
         assert all(torch.equal(t, before[n]) for n, t in model.state_dict().items())
         assert not model.training

@@ -17,6 +17,7 @@ from .._internal.seeds import draw_seed
 from ..errors import InvalidTypeError
 from ..models.norm import exact_gradients
 from ..predictors import Predictor
+from .attacker import check_mine
 from .pgd import ascend, check_labels
 from .registry import register
 
@@ -58,10 +59,7 @@ def dia(
     if not isinstance(predictor, Predictor):
         raise InvalidTypeError(f"predictor is {type(predictor).__name__}; expected a Predictor: adapted.predictor")
     check_labels(labels, images)
-    if mine.dtype != torch.bool or mine.shape != labels.shape:
-        raise InvalidTypeError(
-            f"mine is {mine.dtype} of shape {tuple(mine.shape)}; expected a bool for each of the {len(labels)} images"
-        )
+    check_mine(mine, labels)
     images = images / 255 if images.dtype == torch.uint8 else images.detach()
     if not bool(mine.any()) or bool(mine.all()):  # the attacker owns no image, or there is no image of others
         return images

@@ -1,6 +1,6 @@
 """Attacks by name. An attack is one file in this folder with one decorator; it is known because it is there."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -8,6 +8,7 @@ from torch import Generator, Tensor
 
 from .._internal.registry import Registry
 from ..errors import InvalidValueError
+from ..models import Classifier
 
 Threat = Mapping[str, Any]  # eps, norm, step, steps and what an attack takes besides
 
@@ -23,16 +24,35 @@ class Make(Protocol):
     ) -> Tensor: ...
 
 
+class Memory(Protocol):
+    """What an attacker keeps from batch to batch, all of it tensors: a killed run resumes with it."""
+
+    def see(self, images: Tensor, labels: Tensor, probs: Tensor) -> None:
+        """Take note of the answers (M,K) to the attacker's own images (M,3,H,W) and their true classes (M,)."""
+        ...
+
+    def state_dict(self) -> dict[str, Tensor]: ...
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None: ...
+
+
 @dataclass(frozen=True)
 class Attack:
     """A registered attack."""
 
     name: str
-    make: Make  # the attack itself. Its model is the attacker's own Classifier, or the deployed Predictor if it is live
+    # The attack itself. Its model is the attacker's own Classifier; if it is live, the deployed Predictor, or what
+    # `memory` and `adapts` say.
+    make: Make
     # whether it attacks the deployed predictor, batch by batch, and not a surrogate ahead of the stream
     live: bool = False
     poisons: bool = False  # whether it changes the attacker's images to harm the answers to the others
+    adapts: bool = False  # whether it is made on the deployed Method, of which it lets copies adapt
+    # what starts the memory on which it is made, if its attacker knows the source model and the answers only
+    memory: Callable[[Classifier, Threat], Memory] | None = None
+    eps: float = 8 / 255  # its budget by default
     steps: int = 20  # how many steps it takes by default
+    step: float = 2 / 255  # how large they are by default
     own_steps: bool = False  # whether it chooses the number and the size of its steps itself
     passes: float = 3  # forward passes of an image that a step costs, or the whole attack if it chooses its steps
     # what it takes besides the budget, with defaults; `draws` multiplies the cost of a step

@@ -7,8 +7,6 @@ from ..errors import InvalidValueError
 from .pgd import check_threat
 from .registry import ATTACKS
 
-EPS, STEP = 8 / 255, 2 / 255  # the paper's
-
 
 def full_threat(attack: str = "pgd", **changes: Any) -> dict[str, Any]:
     """Return the paper's threat with changes of `eps`, `norm`, `step`, `steps` and the attack's own options.
@@ -18,7 +16,7 @@ def full_threat(attack: str = "pgd", **changes: Any) -> dict[str, Any]:
     known = ATTACKS.find(attack)
     kept = ["eps", "norm"] if known.own_steps else ["eps", "norm", "step", "steps"]
     check_names(changes, [*kept, *known.options], f"attack {attack!r}")
-    budget: dict[str, Any] = {"eps": EPS, "norm": "linf", "step": STEP, "steps": known.steps} | changes
+    budget: dict[str, Any] = {"eps": known.eps, "norm": "linf", "step": known.step, "steps": known.steps} | changes
     if budget["norm"] == "l2":
         if "eps" not in changes:
             raise InvalidValueError(

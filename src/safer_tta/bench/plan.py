@@ -83,8 +83,9 @@ class Attack(BaseModel):
 
 class Order(_Strict):
     order: Literal["shuffled", "correlated", "continual", "mixed"] = "shuffled"
-    draw: Literal["exact", "bernoulli", "late"] = "exact"
+    draw: Literal["exact", "bernoulli", "late", "batches", "batches-first"] = "exact"
     batch: int | None = Field(default=None, ge=1, description="by default the size's: the paper's 64")
+    tail: int = Field(default=0, ge=0, description="images at the end that are never attacked")
 
 
 class Row(_Strict):
