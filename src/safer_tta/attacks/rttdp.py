@@ -42,8 +42,6 @@ class Surrogate:
 
     def __init__(self, source: Classifier, threat: Threat) -> None:
         one_of(OBJECTIVES, objective=threat["objective"])
-        if source.num_classes < 2:
-            raise InvalidValueError("the model has one class; expected at least two, one of them wrong")
         self.classifier = source.eval().requires_grad_(False)
         for norm in source.norms():
             norm.training = True
