@@ -23,10 +23,11 @@ DIGITS = {"nll": 4, "ece": 4}  # others have two
 def slim(row: Row, columns: list[str]) -> dict[str, Any]:
     found = {name: row.get(name) for name in columns} | {"ms_per_step": None, "version": row["versions"]["safer_tta"]}
     if row["attack"]:
-        eps = row["threat"]["eps"]
-        usual = full_threat(row["attack"], eps=eps, norm=row["threat"]["norm"])
-        found["eps"] = round(255 * eps, 3)
-        found["threat"] = {name: value for name, value in row["threat"].items() if value != usual.get(name)}
+        threat = row["threat"] or {}
+        budget = {name: threat[name] for name in ("eps", "norm") if name in threat}
+        usual = full_threat(row["attack"], **budget)
+        found["eps"] = round(255 * budget["eps"], 3) if budget else None
+        found["threat"] = {name: value for name, value in threat.items() if value != usual.get(name)}
     return {name: _cell(name, value) for name, value in found.items()}
 
 

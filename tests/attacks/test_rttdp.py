@@ -54,7 +54,7 @@ def test_poison_follows_its_formula(objective):
     else:
         confusion = torch.stack([0.2 * scores.softmax(1)[y == k].mean(dim=0) for k in range(CLASSES)])
         ways = [p for p in itertools.permutations(range(CLASSES)) if all(k != q for k, q in enumerate(p))]
-        best = max(ways, key=lambda p: float(sum(confusion[k, q] for k, q in enumerate(p))))
+        best = max(ways, key=lambda p: sum(confusion[k, q].item() for k, q in enumerate(p)))
         wanted = F.one_hot(torch.tensor(best)[y], CLASSES).float()
     expected, weights = x.clone(), [0.0, 0.0]
     for _ in range(4):

@@ -22,7 +22,8 @@ def victim(known, model, threat):
 
 def own(known, size):
     """Every second image, for one that poisons; all, for one that attacks a method."""
-    return (torch.arange(size) % (2 if known.poisons else 1) == 0,) if known.poisons or known.adapts else ()
+    told = known.live and (known.poisons or known.adapts)
+    return (torch.arange(size) % (2 if known.poisons else 1) == 0,) if told else ()
 
 
 @pytest.mark.parametrize("norm", ["linf", "l2"])

@@ -8,8 +8,9 @@ from .eot import eot_pgd
 from .gmsa import gmsa
 from .pgd import pgd
 from .registry import ATTACKS
+from .tepa import tepa
 from .threat import full_threat
 
 import_all(__name__, __path__)
 
-__all__ = ["ATTACKS", "Attacker", "autoattack", "dia", "eot_pgd", "full_threat", "gmsa", "pgd", "start"]
+__all__ = ["ATTACKS", "Attacker", "autoattack", "dia", "eot_pgd", "full_threat", "gmsa", "pgd", "start", "tepa"]

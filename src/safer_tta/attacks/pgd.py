@@ -9,10 +9,9 @@ import functools
 import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
-import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
 from .._internal.checks import count, one_of
@@ -21,10 +20,23 @@ from .._internal.temporary import temporarily
 from ..errors import InvalidTypeError, InvalidValueError
 from ..models import Classifier
 from ..predictors import Prediction, Predictor, check_images
+from .goals import cross_entropy
 from .registry import register
 
 Gradient = Callable[[Tensor], Tensor]
+
+
+class Budget(TypedDict, total=False):
+    """How far an attack may go, and in what steps; `pgd` says what each of them is."""
+
+    eps: float
+    step: float
+    steps: int
+    norm: str
+
+
 LEVELS = 255
+TINY = 1e-30  # below any gradient, also that of a model which is very sure
 SLACK = 1e-4  # of one level: 8-bit values divided by 255 come back from float32 this exactly
 
 
@@ -78,16 +90,25 @@ def ascend(
     norm: str,
     generator: Generator | None,
     first: Tensor | None = None,
+    momentum: float = 0.0,
 ) -> Tensor:
-    """Climb a gradient inside the ball of radius eps around the images, from `first` or at random, to 8-bit values."""
+    """Climb a gradient inside the ball of radius eps around the images, from `first` or at random, to 8-bit values.
+
+    With momentum (Dong et al., 2018), a step follows the sum of all gradients so far, each divided by its mean absolute
+    value; of the sum before it, every step keeps the share `momentum`.
+    """
     check_threat(eps=eps, step=step, steps=steps, norm=norm)
     check_images(images, channels=())
     ball = BALLS[norm]
     images = images / LEVELS if images.dtype == torch.uint8 else images.detach()
     perturbed = images + ball.start(_uniform(images, generator), eps) if first is None else first
     perturbed = perturbed.clamp(0, 1)
+    kept = torch.zeros_like(perturbed)
     for _ in range(steps):
-        moved = perturbed + step * ball.direction(gradient(perturbed))
+        uphill = gradient(perturbed)
+        if momentum:
+            uphill = kept = momentum * kept + uphill / uphill.abs().mean(dim=(1, 2, 3), keepdim=True).clamp_min(TINY)
+        moved = perturbed + step * ball.direction(uphill)
         perturbed = (images + ball.project(moved - images, eps)).clamp(0, 1)
     return ball.round(images, perturbed, eps)
 
@@ -100,12 +121,14 @@ def _uniform(like: Tensor, generator: Generator | None) -> Tensor:
     return torch.rand(like.shape, generator=own, device=like.device, dtype=torch.float32).to(like.dtype)
 
 
-def loss_gradient(predict: Callable[[Tensor], Any], images: Tensor, labels: Tensor) -> Tensor:
-    """Return the gradient of the summed cross-entropy with respect to the images."""
+def loss_gradient(
+    predict: Callable[[Tensor], Any], images: Tensor, labels: Tensor, *, target: str | None = None
+) -> Tensor:
+    """Return the gradient of the summed cross-entropy with respect to the images; with a target, the way to it."""
     with torch.inference_mode(False), torch.enable_grad():
         images = images.detach().clone().requires_grad_(True)
         logits = scores(predict, images).float()
-        loss = F.cross_entropy(logits, labels.to(logits.device, copy=True), reduction="sum")
+        loss = cross_entropy(logits, labels.to(logits.device, copy=True), target)
         return torch.autograd.grad(loss, images)[0]
 
 

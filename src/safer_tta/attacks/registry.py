@@ -1,5 +1,6 @@
 """Attacks by name. An attack is one file in this folder with one decorator; it is known because it is there."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -24,6 +25,15 @@ class Make(Protocol):
     ) -> Tensor: ...
 
 
+def exceeds_ball(change: Tensor, threat: Threat) -> str | None:
+    """Say how a change of pixels (B,C,H,W) exceeds `eps` in the norm of the threat; None if it does not."""
+    lengths = change.flatten(1)
+    size = float((lengths.abs() if threat["norm"] == "linf" else lengths.norm(dim=1)).max())
+    if size > threat["eps"] + 0.5 / 255:  # a budget between two levels may be rounded up to one
+        return f"changed an image by {size:.4f} ({threat['norm']}); allowed is {threat['eps']:.4f}"
+    return None
+
+
 class Memory(Protocol):
     """What an attacker keeps from batch to batch, all of it tensors: a killed run resumes with it."""
 
@@ -46,7 +56,8 @@ class Attack:
     make: Make
     # whether it attacks the deployed predictor, batch by batch, and not a surrogate ahead of the stream
     live: bool = False
-    poisons: bool = False  # whether it changes the attacker's images to harm the answers to the others
+    # whether it changes the attacker's images to harm the answers to the others; a live one is told which they are
+    poisons: bool = False
     adapts: bool = False  # whether it is made on the deployed Method, of which it lets copies adapt
     # what starts the memory on which it is made, if its attacker knows the source model and the answers only
     memory: Callable[[Classifier, Threat], Memory] | None = None
@@ -57,12 +68,21 @@ class Attack:
     passes: float = 3  # forward passes of an image that a step costs, or the whole attack if it chooses its steps
     # what it takes besides the budget, with defaults; `draws` multiplies the cost of a step
     options: Mapping[str, Any] = field(default_factory=dict)
+    norms: tuple[str, ...] = ("linf", "l2")  # in which it keeps a budget eps; none if its budget is another one
+    # what says how a change exceeds the budget, or None
+    exceeds: Callable[[Tensor, Threat], str | None] = exceeds_ball
     version: int = 1  # raised when its images change; a part of the names of runs and of attacked copies
 
     @property
     def raised_version(self) -> dict[str, int]:
         """The version as a part of a definition; nothing until it has been raised."""
         return {} if self.version == 1 else {"version": self.version}
+
+    def cost(self, threat: Threat) -> float:
+        """Return how many forward passes of an image it costs, and of each of its views."""
+        told = {**self.options, **threat}
+        counted = ("steps", "draws", "restarts", "queries", "rounds")
+        return self.passes * float(math.prod(told.get(name, 1) for name in counted))
 
     def perturb(
         self, model: Any, images: Tensor, labels: Tensor, threat: Threat, randomness: Generator, *mine: Tensor
@@ -76,12 +96,9 @@ class Attack:
             )
         if not bool(((levels >= 0) & (levels <= 255)).all()):
             raise InvalidValueError(f"{self.name} made values outside [0,1]; expected images")
-        change = ((levels - images) / 255).flatten(1)
-        size = float((change.abs() if threat["norm"] == "linf" else change.norm(dim=1)).max())
-        if size > threat["eps"] + 0.5 / 255:  # a budget between two levels may be rounded up to one
-            raise InvalidValueError(
-                f"{self.name} changed an image by {size:.4f} ({threat['norm']}); allowed is {threat['eps']:.4f}"
-            )
+        excess = self.exceeds((levels - images) / 255, threat)
+        if excess is not None:
+            raise InvalidValueError(f"{self.name} {excess}")
         return levels.byte()
 
 

@@ -14,9 +14,13 @@ def full_threat(attack: str = "pgd", **changes: Any) -> dict[str, Any]:
     An l2 budget needs `eps`, and brings its own step unless one is given.
     """
     known = ATTACKS.find(attack)
-    kept = ["eps", "norm"] if known.own_steps else ["eps", "norm", "step", "steps"]
+    kept = [*(["eps", "norm"] if known.norms else []), *([] if known.own_steps else ["step", "steps"])]
     check_names(changes, [*kept, *known.options], f"attack {attack!r}")
     budget: dict[str, Any] = {"eps": known.eps, "norm": "linf", "step": known.step, "steps": known.steps} | changes
+    if known.norms and budget["norm"] not in known.norms:
+        raise InvalidValueError(
+            f"norm is {budget['norm']!r}; expected {' or '.join(known.norms)} for attack {attack!r}"
+        )
     if budget["norm"] == "l2":
         if "eps" not in changes:
             raise InvalidValueError(

@@ -136,8 +136,8 @@ class Experiment:
         views = 1 + self.views
         passes = methods.METHODS[self.method].cost.passes * views
         if self.attack is not None and self.attacked_live:
-            threat = self.attack.threat
-            passes += ATTACKS[self.attack.name].passes * views * threat["steps"] * threat.get("draws", 1)
+            known = ATTACKS[self.attack.name]
+            passes += known.cost(self.attack.threat) * (views if known.memory is None else 1)
         return float(passes)
 
     @classmethod

@@ -130,8 +130,9 @@ class _Builder:
         known, recipe = ATTACKS[copies["attack"]], self.size.surrogate
         where = f"{copies['target']}, seed {self.cell.seed}"
         trained = Task("surrogate", f"surrogate of {where}", copies["surrogate"], (), 3 * recipe.steps * recipe.batch)
-        passes = known.passes * (1 if known.own_steps else copies["threat"]["steps"]) * (self.images or WHOLE_DOMAIN)
-        label = f"{known.name} of {where}, eps {self.row.attack.eps:g}/255"
+        passes = known.cost(copies["threat"]) * (self.images or WHOLE_DOMAIN)
+        eps = copies["threat"].get("eps")
+        label = f"{known.name} of {where}" + ("" if eps is None else f", eps {255 * eps:g}/255")
         return [trained, Task("attacked", label, copies, (trained.name,), passes)]
 
     def _seeded(self, recipe: Recipe) -> Recipe:

@@ -17,6 +17,13 @@ Found = tuple[Cell, Row]
 K = TypeVar("K")
 V = TypeVar("V")
 MARKDOWN = {"best": "**{}**", "second": "<u>{}</u>", "": "{}"}
+HEADINGS = {
+    "accuracy": "accuracy, %",
+    "accuracy_clean": "accuracy on clean images, %",
+    "accuracy_attacked": "accuracy on attacked images, %",
+    "accuracy_benign": "accuracy on images of others, %",
+    "accuracy_tail": "accuracy on the clean tail, %",
+}
 LATEX = {"best": r"\textbf{{{}}}", "second": r"\underline{{{}}}", "": "{}"}
 
 
@@ -53,6 +60,7 @@ class Table:
     columns: tuple[str, ...]
     places: tuple[Column, ...]
     rows: tuple[tuple[str, tuple[Entry, ...]], ...]
+    heading: str = "accuracy, %"
 
     @property
     def compared(self) -> list[tuple[str, str, Entry, Published]]:
@@ -89,7 +97,11 @@ def _table(plan: Plan, grid: Grid, found: Sequence[Found], dataset: str, targets
         shown = label if not grid.best_of or not chosen else f"{label} [{_setting(grid, chosen[0][0])}]"
         rows.append((shown, entries))
     return Table(
-        grid.title or plan.title, tuple(c.label(len(targets) > 1) for c in columns), tuple(columns), tuple(rows)
+        grid.title or plan.title,
+        tuple(c.label(len(targets) > 1) for c in columns),
+        tuple(columns),
+        tuple(rows),
+        HEADINGS[grid.show],
     )
 
 
@@ -107,9 +119,10 @@ def _column(grid: Grid, cell: Cell) -> Column:
 
 def _entry(grid: Grid, column: Column, label: str, found: Sequence[Found], dataset: str, targets: set[str]) -> Entry:
     per_seed = grouped(
-        (cell.seed, row["accuracy"])
+        (cell.seed, row[grid.show])
         for cell, row in found
-        if (cell.attack_rate, _column(grid, cell).varied) == (column.rate, column.varied)
+        if row.get(grid.show) is not None
+        and (cell.attack_rate, _column(grid, cell).varied) == (column.rate, column.varied)
         and column.target in (AVERAGE, cell.target)
     )
     paper = published(grid.paper, dataset, column.target, label, dict(column.varied), column.rate)
@@ -148,7 +161,7 @@ def _setting(grid: Grid, cell: Cell) -> str:
 
 def markdown(table: Table) -> str:
     body = [[label, *(MARKDOWN[mark].format(plain(e)) for e, mark in row)] for label, row in table.marked()]
-    return _grid(["accuracy, %", *table.columns], body)
+    return _grid([table.heading, *table.columns], body)
 
 
 def latex(table: Table) -> str:
