@@ -17,7 +17,7 @@ UNKNOWN = [  # a name that is not known, and the nearest one
     (RUN + "--method tent+medbn", "--method 'tent+medbn' is unknown (did you mean 'tent' with norm 'medbn'?); "),
     (RUN + "--predictor safer-gate", "--predictor 'safer-gate' is unknown (did you mean 'safer-g'?); expected one of"),
     (RUN + "--norm medbm", "--norm 'medbm' is unknown (did you mean 'medbn'?)"),
-    (RUN + "--attack grey", "--attack 'grey' is unknown; expected one of autoattack, dia, eot, pgd"),
+    (RUN + "--attack grey", "--attack 'grey' is unknown; expected one of autoattack, dia, eot, "),
     (RUN + "--attack-norm l1", "--attack-norm 'l1' is unknown; expected one of l2, linf"),
     (RUN + "--order shufled", "--order 'shufled' is unknown (did you mean 'shuffled'?)"),
     (RUN + "--precision float16", "--precision 'float16' is unknown (did you mean 'bfloat16'?)"),

@@ -12,7 +12,7 @@ import copy
 import functools
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import Unpack
 
 import torch
 import torch.nn.functional as F
@@ -25,9 +25,10 @@ from ..methods import Method
 from ..models.norm import exact_gradients
 from ..predictors import Predictor
 from .attacker import check_attackable, check_mine
-from .pgd import LEVELS, ascend, check_labels
+from .pgd import LEVELS, Budget, ascend, check_labels
 from .registry import ATTACKS, Threat, register
 
+BUDGET: Budget = {"eps": 8 / 255, "step": 2 / 255, "steps": 10, "norm": "linf"}
 OVER = ("min", "avg", "last")  # which copies are attacked: GMSA-MIN, GMSA-AVG, FPA
 
 
@@ -40,11 +41,8 @@ def gmsa(
     over: str = "min",
     rounds: int = 3,
     draws: int = 1,
-    eps: float = 8 / 255,
-    step: float = 2 / 255,
-    steps: int = 10,
-    norm: str = "linf",
     generator: Generator | None = None,
+    **budget: Unpack[Budget],
 ) -> Tensor:
     """Attack a batch through a method as it stands now, and through what the batch makes of it.
 
@@ -57,11 +55,9 @@ def gmsa(
             "last" attacks the newest copy (FPA).
         rounds: How often a copy adapts to the attacked batch, and the batch is attacked again.
         draws: Over how many draws of the views each gradient is averaged.
-        eps: The budget in pixel values of [0,1].
-        step: The size of a step.
-        steps: The number of steps of each round.
-        norm: "linf" or "l2".
         generator: The attacker's own, on the CPU.
+        **budget: `eps`, `step`, `steps` (of each round) and `norm`, as `pgd` takes them; by default 8/255, 2/255, 10
+            and "linf".
 
     Returns:
         The batch, with the attacker's images changed within the budget, on 8-bit values.
@@ -78,11 +74,11 @@ def gmsa(
     if not bool(mine.any()):
         return images
     mine, labels = mine.to(images.device), labels.to(images.device)
-    threat: dict[str, Any] = {"eps": eps, "step": step, "steps": steps, "norm": norm, "generator": generator}
-    copies, found = [_twin(method, generator)], []
+    copies = [_twin(method, generator)]
+    found: list[tuple[float, Tensor]] = []
     for _ in range(rounds + 1):
         attacked = _Attacked(copies[-1:] if over == "last" else copies, over, images, labels, mine, draws, generator)
-        own = ascend(attacked.gradient, images[mine], **threat)
+        own = ascend(attacked.gradient, images[mine], generator=generator, **(BUDGET | budget))
         batch = images.index_put((mine,), own)
         adapted = _twin(method, generator)
         answer = adapted(batch)

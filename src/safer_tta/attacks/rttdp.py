@@ -61,16 +61,13 @@ class Surrogate:
         with torch.inference_mode(False), torch.enable_grad():
             images, probs = self.ready(images), probs.detach().to(self.classifier.device, torch.float32, copy=True)
             self.confusion = self.confused(labels, probs)
-            answered, parameters = probs.clamp_min(SURELY).log(), list(self.fitted.values())
-            optimizer = torch.optim.SGD(parameters, lr=RATE) if parameters else None
-            for _ in range(FITS if optimizer is not None else 0):
+            answered = probs.clamp_min(SURELY).log()
+            for _ in range(FITS if self.fitted else 0):
                 own = self(images).log_softmax(dim=1)
                 apart = ((answered.exp() - own.exp()) * (answered - own)).sum(dim=1) / 2
-                gradients = torch.autograd.grad(apart.mean(), parameters)
-                for parameter, gradient in zip(parameters, gradients, strict=True):
-                    parameter.grad = gradient
-                optimizer.step()
-                optimizer.zero_grad()
+                gradients = torch.autograd.grad(apart.mean(), list(self.fitted.values()))
+                for parameter, gradient in zip(self.fitted.values(), gradients, strict=True):
+                    parameter.data -= RATE * gradient
 
     def confused(self, labels: Tensor, probs: Tensor) -> Tensor:
         """Return the confusion of classes with further answers."""
