@@ -195,8 +195,8 @@ def damaged_state(scene: Scene) -> Iterator[None]:
     def spoil(file: Path) -> None:
         with contextlib.closing(sqlite3.connect(file)) as database, database:
             for name, change in zip(names, changes, strict=True):
-                (blob,) = database.execute("select state from streams where id = ?", [f"hostile/{name}"]).fetchone()
-                database.execute("update streams set state = ? where id = ?", [change(blob), f"hostile/{name}"])
+                (blob,) = database.execute("select state from states where stream = ?", [f"hostile/{name}"]).fetchone()
+                database.execute("update states set state = ? where stream = ?", [change(blob), f"hostile/{name}"])
 
     yield from _damaged(scene, names, spoil)
 
@@ -217,7 +217,7 @@ def _spoil_page(file: Path, stream: str) -> None:
     with contextlib.closing(sqlite3.connect(file)) as database:
         database.execute("pragma wal_checkpoint(truncate)")
         (size,) = database.execute("pragma page_size").fetchone()
-        (state,) = database.execute("select state from streams where id = ?", [stream]).fetchone()
+        (state,) = database.execute("select state from states where stream = ?", [stream]).fetchone()
     content = bytearray(file.read_bytes())
     # What occurs once in the file lies in a page of this stream alone.
     place = next(p for p in range(size * 3, len(state), 64) if content.count(state[p : p + 64]) == 1)

@@ -17,6 +17,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from safer_tta.evaluation.intervals import wilson
+
 RESULTS = Path(__file__).parent / "results"
 README = Path(__file__).parents[1] / "README.md"
 FACTS = RESULTS / "facts.json"
@@ -56,7 +58,8 @@ class Table:
         base: What every cell selects.
         targets: The targets a cell averages over, unless it selects one.
         seeds: The seeds a cell averages over, unless it selects some. Empty: all that every cell has.
-        spread: "interval" adds a 95 % confidence interval, "deviation" the standard deviation over seeds.
+        spread: What is added: "interval" is a 95 % confidence interval over seeds, "deviation" the standard deviation
+            over seeds, and "images" the 95 % confidence interval of one seed over the images that `base` selects.
         complete: Whether a cell without measurements is an error; otherwise it is shown as missing.
         upright: Whether the Markdown has a line for every column, for tables with many columns.
         measure: The field that is averaged: the accuracy on all images, or on the clean or the attacked ones.
@@ -87,7 +90,7 @@ class Table:
                 own = self.columns[column].get("seed", seeds)
                 mean, spread = self._average(found[row, column], [own] if isinstance(own, str) else own)
                 facts[f"{row} / {column}"] = mean
-                shown.append(f"{mean} ± {spread}" if spread else mean)
+                shown.append(mean + spread)
             lines.append([row, *shown])
         heading = "accuracy, %" if self.measure.startswith("accuracy") else "share, %"
         shown_lines = [[heading, *self.columns], *lines]
@@ -114,9 +117,13 @@ class Table:
             return MISSING, ""
         mean = f"{statistics.mean(statistics.mean(cell[seed]) for seed in seeds):.1f}"
         if self.spread == "deviation":
-            return mean, f"{statistics.stdev(statistics.mean(cell[seed]) for seed in seeds):.1f}"
+            return mean, f" ± {statistics.stdev(statistics.mean(cell[seed]) for seed in seeds):.1f}"
+        if self.spread == "images":
+            ((accuracy,),) = (cell[seed] for seed in seeds)
+            low, high = wilson(accuracy, int(str(self.base["images"])))
+            return mean, f" [{low:.1f}, {high:.1f}]"
         by_target = list(zip(*(cell[seed] for seed in seeds), strict=True))
-        return mean, f"{half_interval(by_target):.1f}" if self.spread else ""
+        return mean, f" ± {half_interval(by_target):.1f}" if self.spread else ""
 
 
 def half_interval(by_target: Sequence[Sequence[float]]) -> float:

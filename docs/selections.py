@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from facts import Listing, Table, Where
 
@@ -71,7 +72,7 @@ def beside(*predictors: str) -> dict[str, Where]:
     return {f"{p}, {rate}": {**where, "predictor": p} for p in predictors for rate, where in RATES.items()}
 
 
-def art(rows: Mapping[str, Where], columns: Mapping[str, Where] = RATES, base: Where = USUAL, **more: bool) -> Table:
+def art(rows: Mapping[str, Where], columns: Mapping[str, Where] = RATES, base: Where = USUAL, **more: Any) -> Table:
     """A study on Art Painting with seed 0."""
     return Table("pacs", rows, columns, base, ["art_painting"], ["0"], **more)
 

@@ -207,7 +207,9 @@ TABLES: dict[str, Table | Listing | Signals | Paper | Repeated | Choices | Suspe
     # --- PACS: studies on Art Painting
     "pacs-rates": art(ARTS, rates(*range(0, 101, 10)), upright=True),
     "pacs-epsilon": art(around("tent", *GATED), ALL),
-    "pacs-eot": art(KNOWING, EOT, {**USUAL, "images": "128", "attack": ("pgd", "eot")}, complete=False),
+    "pacs-eot": art(
+        KNOWING, EOT, {**USUAL, "images": "128", "attack": ("pgd", "eot")}, spread="images", complete=False
+    ),
     "pacs-late": art(around("tent"), rates(50, 100), {**USUAL, "draw": "late"}),
     "pacs-batch": art(around("tent", " + SAFER"), BATCHES),
     "pacs-views": art(VIEWS),
@@ -221,6 +223,7 @@ TABLES: dict[str, Table | Listing | Signals | Paper | Repeated | Choices | Suspe
         around("tent", *GATED),
         {name: {"attack": name} for name in ("pgd", "autoattack")},
         {**USUAL, "images": "512", "attack_rate": "100"},
+        spread="images",
         complete=False,
     ),
     "pacs-repeated": Repeated(),
@@ -272,6 +275,7 @@ TABLES: dict[str, Table | Listing | Signals | Paper | Repeated | Choices | Suspe
         {**DRAWN, "images": "128", "attack": ("pgd", "eot")},
         ["sketch"],
         ["0"],
+        "images",
         complete=False,
     ),
     "demo": Table(

@@ -78,3 +78,9 @@ def code_of(thing: Any) -> dict[str, str]:
         thing = thing.func
     known = {f"{user_code.PACKAGE}.{path.stem}": extension.content for path, extension in _loaded.items()}
     return {"extension": known[thing.__module__]} if thing.__module__ in known else {}
+
+
+def code_of_attack(name: str, threat: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the hashes of the files that an attack's images depend on: its own, and those of a defence around it."""
+    known = ATTACKS[name]
+    return {**code_of(known.make), **(code(threat) if known.parts({**known.options, **threat}) else {})}

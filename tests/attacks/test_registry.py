@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from safer_tta.attacks import ATTACKS
+from safer_tta.attacks import ATTACKS, describe
 from safer_tta.attacks.registry import Attack
 from safer_tta.data import ArrayStore, open_dataset
 from safer_tta.errors import InvalidValueError
@@ -34,3 +34,21 @@ def test_a_budget_is_measured_in_the_norm_of_the_threat():
     assert torch.equal(own.perturb(None, images, labels(), threat, None), images + 1)
     with pytest.raises(InvalidValueError, match=r"\(l2\); allowed is 0.0314"):
         own.perturb(None, images, labels(), {**threat, "norm": "l2"}, None)
+
+
+def test_draws_and_restarts_multiply_the_cost_of_an_attack():
+    assert ATTACKS["pgd"].cost({"steps": 20}) == 60
+    assert ATTACKS["eot"].cost({"steps": 10}) == 30
+    assert ATTACKS["eot"].cost({"steps": 10, "draws": 8}) == 240
+    assert ATTACKS["eot-margin"].cost({"steps": 100, "draws": 2, "restarts": 5}) == 4 * 100 * 2 * 5
+    assert ATTACKS["apgd-eot"].cost({}) == 6 * 100 * 20
+    assert ATTACKS["autoattack"].cost({"eps": EPS}) == 100
+
+
+def test_an_attack_describes_itself():
+    described = describe("eot-margin")
+    assert described["through"] == "the deployed predictor"
+    assert (described["steps"], described["options"]["momentum"]) == (100, 0.75)
+    assert describe("transfer")["through"] == "a surrogate"
+    assert (describe("autoattack")["steps"], describe("apgd-eot")["steps"]) == (None, 100)
+    assert all(describe(name)["what"] for name in ATTACKS)

@@ -8,6 +8,11 @@ def test_the_default_is_the_papers_and_an_attack_adds_its_own_options():
     assert full_threat() == {"eps": 8 / 255, "step": 2 / 255, "steps": 20, "norm": "linf"}
     assert full_threat("eot", draws=3) == {**full_threat(), "steps": 10, "draws": 3}
     assert full_threat("autoattack") == {"eps": 8 / 255, "norm": "linf"}, "it chooses its steps itself"
+    assert full_threat("eot-margin", restarts=5) == {
+        "eps": 8 / 255, "step": 1 / 255, "steps": 100, "norm": "linf",
+        "draws": 8, "restarts": 5, "momentum": 0.75, "caution": 0.0, "target": None,
+    }  # fmt: skip
+    assert full_threat("apgd-eot", draws=3) == {"eps": 8 / 255, "norm": "linf", "draws": 3, "steps": 100}
     assert full_threat(norm="l2", eps=1.0)["step"] == pytest.approx(2.5 / 20)
 
 

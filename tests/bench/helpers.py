@@ -34,8 +34,8 @@ predictor = "safer"
 WORKERS = 1 if "PYTEST_XDIST_WORKER" in os.environ else None  # the other core has tests of its own
 PACS = Dataset("pacs", ("art_painting", "cartoon", "photo", "sketch"), tuple("abcdefg"), lambda name: None, "x")
 MADE_UP = {
-    "accuracy": 50.0, "ms_per_step": 5.0, "images_per_s": 200.0, "peak_mb": None, "device": "none", "threads": 1,
-    "precision": "float32", "versions": {},
+    "accuracy": 50.0, "images": 100, "ms_per_step": 5.0, "images_per_s": 200.0, "peak_mb": None, "device": "none",
+    "threads": 1, "precision": "float32", "versions": {},
 }  # fmt: skip
 
 
@@ -65,7 +65,9 @@ def made_up(
 ) -> tuple[Plan, list[Found]]:
     """A shipped plan on PACS, and rows that no run has made."""
     shipped = plan.load(name)
-    return shipped, [(cell, {"accuracy": accuracy(cell)}) for cell in plan.cells(shipped, PACS, seeds=seeds)]
+    return shipped, [
+        (cell, {"accuracy": accuracy(cell), "images": 100}) for cell in plan.cells(shipped, PACS, seeds=seeds)
+    ]
 
 
 def kill_workers(command: bytes) -> list[int]:

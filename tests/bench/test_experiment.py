@@ -35,6 +35,7 @@ RUNS = {
     "medbn": {"predictor": "plain", "norm": "medbn"},
     "pgd": {"predictor": "plain", "attack": "pgd"},
     "eot": {"predictor": "plain", "attack": "eot"},
+    "aware": {"predictor": "plain", "attack": "aware"},
 }
 
 
@@ -225,7 +226,7 @@ def test_new_settings_of_streams_and_recipes_rename_nothing_either():
 
 
 GATED = {"safer-g", "safer-g at another cost"}
-ON_VIEWS = {"pl on safer", "safer-a", "mean of gentle views", *GATED}
+ON_VIEWS = {"pl on safer", "safer-a", "mean of gentle views", "aware", *GATED}
 OF_TENT = set(RUNS) - {"pl on safer"}
 
 
@@ -240,21 +241,22 @@ def raise_entry(registry, name):
 
 VERSIONS = {
     "method tent": (raise_class(METHODS["tent"]), OF_TENT),
-    "predictor plain": (raise_class(Plain), {"tent on plain", "tent at another rate", "medbn", "pgd", "eot"}),
+    "predictor plain": (raise_class(Plain), {"tent on plain", "tent at another rate", "medbn", "pgd", "eot", "aware"}),
     "predictor defended": (raise_class(Defended), {"tent on fft", "tent on jpeg"}),
     "predictor safer": (raise_class(Safer), ON_VIEWS),
     "mixing gate": (raise_class(Gate), GATED),
     "mixing sigmoid": (raise_class(mixing.AdaptiveMixing), {"safer-a"}),
-    "mixing none": (raise_class(mixing.NoMixing), {"pl on safer", "mean of gentle views"}),
-    "pool cc_drop": (raise_entry(pooling.RULES, "cc_drop"), {"pl on safer", "safer-a", *GATED}),
+    "mixing none": (raise_class(mixing.NoMixing), {"pl on safer", "mean of gentle views", "aware"}),
+    "pool cc_drop": (raise_entry(pooling.RULES, "cc_drop"), {"pl on safer", "safer-a", "aware", *GATED}),
     "pool mean": (raise_entry(pooling.RULES, "mean"), {"mean of gentle views"}),
-    "preset released": (raise_entry(views.PRESETS, "released"), {"pl on safer", "safer-a"}),
+    "preset released": (raise_entry(views.PRESETS, "released"), {"pl on safer", "safer-a", "aware"}),
     "preset gentle": (raise_entry(views.PRESETS, "gentle"), {"mean of gentle views", *GATED}),
     "operator rotate": (raise_entry(views.OPERATORS, "rotate"), ON_VIEWS),
     "operator fft_low_pass": (raise_entry(views.OPERATORS, "fft_low_pass"), {*ON_VIEWS, "tent on fft"}),
     "norm medbn": (raise_entry(NORMS, "medbn"), {"medbn"}),
     "attack pgd": (raise_entry(ATTACKS, "pgd"), {"pgd"}),
     "attack eot": (raise_entry(ATTACKS, "eot"), {"eot"}),
+    "attack aware": (raise_entry(ATTACKS, "aware"), {"aware"}),
 }
 
 
@@ -289,3 +291,26 @@ def test_an_edited_extension_renames_the_runs_that_use_it(monkeypatch, tmp_path)
         del NORMS["own"]
         extensions._loaded.clear()
     assert named[0] != named[1]
+
+
+def test_an_edited_defence_renames_the_copies_that_are_made_through_it(monkeypatch, tmp_path):
+    monkeypatch.setattr(extensions, "_loaded", {})
+    copies = {"aware": [], "pgd": []}
+    for number in range(2):
+        file = tmp_path / f"shield_{number}.py"
+        code = "from safer_tta.predictors import Plain, register\nregister('shield')(type('Shield', (Plain,), {}))\n"
+        file.write_text(f"{code}# {number}\n")
+        extensions.load([file])
+        copies["aware"] += experiment(attack="aware", threat={"defence": "shield"}).copies()
+        copies["pgd"] += experiment(attack="pgd").copies()
+        del PREDICTORS["shield"]
+        extensions._loaded.clear()
+    assert copies["aware"][0] != copies["aware"][1]
+    assert copies["pgd"][0] == copies["pgd"][1]
+
+
+def test_an_operator_of_an_extension_renames_only_copies_that_are_made_through_views(monkeypatch, tmp_path):
+    before = {attack: experiment(attack=attack).copies() for attack in ("aware", "pgd")}
+    monkeypatch.setattr(extensions, "_loaded", {tmp_path: extensions.Extension("hash", frozenset(), everywhere=True)})
+    assert experiment(attack="aware").copies() != before["aware"]
+    assert experiment(attack="pgd").copies() == before["pgd"]

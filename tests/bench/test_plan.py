@@ -57,6 +57,13 @@ def test_eot_without_draws_is_the_transferred_attack():
     assert used == {(True, "pgd"), (False, "eot")}
 
 
+def test_a_quick_size_takes_fewer_steps_also_of_an_attack_that_chooses_their_size():
+    for name, steps in (("eot-margin", 10), ("apgd-eot", 10), ("transfer", 2)):
+        assert plan.Attack(name=name).threat(0.1)["steps"] == steps
+        assert plan.Attack(name=name, steps=7).threat(0.1)["steps"] == 7
+    assert "steps" not in plan.Attack(name="autoattack").threat(0.1)
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -85,6 +92,9 @@ def test_eot_without_draws_is_the_transferred_attack():
         (('figure = "bars"', 'vary = { "predictor.tau" = [0.1] }'), "expected a table"),
         (('method = "tent"', 'method = "tent"\nattack = { name = "autoattack", steps = 3 }'), "no option steps"),
         (('method = "tent"', 'method = "tent"\nattack = { draws = 3 }'), "no option draws"),
+        (('method = "tent"', 'method = "tent"\nattack = { name = "apgd-eot", step = 3 }'), "no option step"),
+        (('method = "tent"', 'method = "tent"\nattack = { name = "patch", eps = 4 }'), "no option eps"),
+        (('method = "tent"', 'method = "tent"\nattack = { name = "square", eps = 300, norm = "l2" }'), "expected linf"),
     ],
 )
 def test_mistakes_are_named_before_anything_is_made(change, said, tmp_path):

@@ -15,6 +15,7 @@ from safer_tta.bench.plan import Row as PlanRow
 from safer_tta.bench.results import POISONED, SLIM, slim_csv, without
 from safer_tta.bench.run import perform
 from safer_tta.data import Stream, StreamSpec
+from safer_tta.evaluation.intervals import interval
 from tests.bench.helpers import MADE_UP, PACS
 from tests.bench.test_perform import prepare
 from tests.processes import gate, kill_and_finish
@@ -99,6 +100,7 @@ def test_a_table_shows_the_figure_that_its_grid_asks_for():
         [70.0, 70.0],
         [None, None],  # no row has it
     ]
+    assert (made[1].rows[0][1][0].low, made[1].rows[0][1][0].high) == interval([[70.0]], [40])
     assert tables.markdown(made[1]).startswith("| accuracy on images of others, % | 50 % |")
 
 

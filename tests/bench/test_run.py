@@ -8,10 +8,11 @@ import torch
 
 from safer_tta import adapt, load_classifier
 from safer_tta._internal.seeds import generator
-from safer_tta.attacks import eot_pgd, pgd
+from safer_tta.attacks import aware, eot_pgd, pgd, transfer
+from safer_tta.bench.experiment import Experiment
 from safer_tta.bench.graph import graph, size_for
 from safer_tta.bench.plan import Cell, Row
-from safer_tta.bench.tasks import QUICK_COUNT, Place, execute
+from safer_tta.bench.tasks import QUICK_COUNT, Place, execute, materials
 from safer_tta.data import Stream, StreamSpec, excerpt
 from safer_tta.training.trainer import accuracy
 
@@ -117,6 +118,32 @@ def test_a_live_attack_hits_the_images_that_the_stream_chooses(place):
     assert row["accuracy_clean"] > 10
 
 
+@pytest.mark.parametrize(
+    "attack",
+    [{"name": "eot-margin", "draws": 1, "restarts": 2, "steps": 3, "step": 4}, {"name": "apgd-eot", "draws": 1}],
+    ids=lambda attack: attack["name"],
+)
+def test_stronger_live_attacks_take_their_options_from_a_plan(attack, place):
+    row = place.results.row(carried_out(place, {"method": "none", "options": {}, "attack": attack})["run"].name)
+    assert row["attack"] == attack["name"]
+    assert row["threat"]["draws"] == 1
+    assert row["accuracy_attacked"] < 10
+    assert row["accuracy_clean"] > 10
+
+
+@pytest.mark.parametrize(
+    ("attack", "options"),
+    [(transfer, {"diversity": 1.0, "target": "next"}), (aware, {"defence": "safer-g", "draws": 2, "momentum": 1.0})],
+)
+def test_stronger_attacks_on_a_surrogate_take_their_options_from_a_plan(attack, options, place):
+    tasks = carried_out(place, {"attack": {"name": attack.__name__, "steps": 2, **options}})
+    found = materials(Experiment.from_description(tasks["run"].definition), place)
+    sketch, surrogate = found.domains[0], load_classifier(tasks["surrogate"].path(place))
+    images, labels = torch.from_numpy(np.array(sketch.images)), torch.from_numpy(sketch.labels)
+    expected = attack(surrogate, images, labels, steps=2, generator=generator(SEED, "attack", 0), **options)
+    assert torch.equal(torch.from_numpy(np.array(found.attacked[0])), (expected * 255).round().byte())
+
+
 def test_a_poisoning_attack_harms_the_images_that_it_leaves_alone(place):
     """With batch statistics; a model that normalises with those of the source answers them as before."""
     poison = {"name": "dia", "eps": 255, "step": 8, "steps": 10}
@@ -143,3 +170,28 @@ def test_a_live_attack_follows_the_updates(place):
         probs.append(method(arrived).probs[torch.arange(8), batch.labels].double())
     row = place.results.row(tasks["run"].name)
     assert row["nll"] == pytest.approx(float(-torch.cat(probs).log().mean()), rel=1e-6)
+
+
+@pytest.mark.parametrize("attack", [{"name": "square", "eps": 48}, {"name": "rays", "eps": 48}])
+def test_attacks_by_queries_go_through_the_deployed_predictor(place, attack):
+    """One query shows images as they are; more of them find some that are misread."""
+    right = []
+    for queries in (1, 40):
+        tasks = carried_out(place, {"method": "none", "options": {}, "attack": {**attack, "queries": queries}})
+        assert set(tasks) == {"source", "run"}
+        right.append(place.results.row(tasks["run"].name)["accuracy_attacked"])
+    assert right[1] < right[0]
+
+
+def test_a_patch_is_put_into_copies_ahead(place):
+    right = []
+    for area in (0.001, 0.5):
+        tasks = carried_out(
+            place, {"method": "none", "options": {}, "attack": {"name": "patch", "area": area, "step": 16}}
+        )
+        row = place.results.row(tasks["run"].name)
+        assert row["threat"]["area"] == area
+        assert row["eps"] is None
+        assert "eps" not in tasks["attacked"].label
+        right.append(row["accuracy_attacked"])
+    assert right[1] < right[0]

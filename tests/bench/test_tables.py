@@ -4,6 +4,7 @@ import statistics
 import pytest
 
 from safer_tta.bench import tables
+from safer_tta.evaluation.intervals import interval
 from tests.bench.helpers import MADE_UP, PACS, made_up
 
 
@@ -41,10 +42,10 @@ def test_best_is_bold_and_second_underlined():
     table = tables.tables(shipped, found, "pacs")[0]
     text = tables.markdown(table)
     assert text.count("**") == 2 * 3
-    assert "| Tent+SAFER-A(sigmoid) | **81.0 ± 0.0**" in text
-    assert "| Tent+SAFER-A(linear) | <u>80.0 ± 0.0</u>" in text
-    assert r"\textbf{81.0 $\pm$ 0.0}" in tables.latex(table)
-    assert r"\underline{80.0 $\pm$ 0.0}" in tables.latex(table)
+    assert "| Tent+SAFER-A(sigmoid) | **81.0 ± 0.0 [72.2, 87.5]**" in text
+    assert "| Tent+SAFER-A(linear) | <u>80.0 ± 0.0 [71.1, 86.7]</u>" in text
+    assert r"\textbf{81.0 $\pm$ 0.0 [72.2, 87.5]}" in tables.latex(table)
+    assert r"\underline{80.0 $\pm$ 0.0 [71.1, 86.7]}" in tables.latex(table)
 
 
 def test_a_missing_run_is_a_dash_and_in_no_average():
@@ -93,9 +94,27 @@ def test_side_by_side_and_comma_separated():
     shipped, found = made_up("views")
     table = tables.tables(shipped, found, "pacs")[0]
     beside = tables.beside_the_paper(table)
-    assert "| Tent+SAFER | views 4, 50 % | 50.0 ± 0.0 | 74.5 | -24.5 |" in beside
+    assert "| Tent+SAFER | views 4, 50 % | 50.0 ± 0.0 [40.4, 59.6] | 74.5 | -24.5 |" in beside
     lines = list(csv.DictReader(tables.comma_separated([table, table]).splitlines()))
     assert len(lines) == 2 * 4 * 3
     one = [line for line in lines if (line["predictor_options.views"], line["attack_rate"]) == ("1", "0.0")]
     assert {line["paper_mean"] for line in one} == {"65.38"}
     assert {line["target"] for line in lines} == {"art_painting"}
+
+
+def test_the_interval_is_over_images_and_seeds():
+    def accuracy(cell):
+        return 50.0 + 2 * cell.seed + 10 * (cell.target == "photo")
+
+    for seeds in (1, 3):
+        shipped, found = made_up("main", seeds=seeds, accuracy=accuracy)
+        found = [(cell, {**row, "images": 400 if cell.target == "photo" else 100}) for cell, row in found]
+        table = tables.tables(shipped, found, "pacs")[0]
+        photo, average = (entry(table, "Tent", f"{target}, 0 %") for target in ("photo", "average"))
+        values = [60.0 + 2 * s for s in range(seeds)]
+        assert (photo.low, photo.high) == interval([[v] for v in values], [400])
+        assert (average.low, average.high) == pytest.approx(
+            interval([[v, *[v - 10] * 3] for v in values], [400, *[100] * 3])
+        )
+        lines = list(csv.DictReader(tables.comma_separated([table]).splitlines()))
+        assert all(float(line["low"]) < float(line["mean"]) < float(line["high"]) for line in lines)

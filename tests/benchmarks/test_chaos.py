@@ -154,14 +154,14 @@ def test_a_page_of_one_stream_is_spoilt_and_no_other(script, tmp_path):
     shared = draws.bytes(20_000)  # states of streams have much in common
     states = {name: shared + draws.bytes(20_000) for name in ("clean/a", "hostile/sacrifice", "clean/b")}
     with contextlib.closing(sqlite3.connect(file)) as database, database:
-        database.execute("create table streams (id text primary key, state blob)")
-        database.executemany("insert into streams values (?, ?)", states.items())
+        database.execute("create table states (stream text primary key, state blob)")
+        database.executemany("insert into states values (?, ?)", states.items())
     script("chaos_faults")._spoil_page(file, "hostile/sacrifice")
     found = {}
     with contextlib.closing(sqlite3.connect(file)) as database:
         for name in states:
             with contextlib.suppress(sqlite3.DatabaseError):
-                (found[name],) = database.execute("select state from streams where id = ?", [name]).fetchone()
+                (found[name],) = database.execute("select state from states where stream = ?", [name]).fetchone()
     assert found.pop("hostile/sacrifice", b"") != states.pop("hostile/sacrifice")
     assert found == states
 

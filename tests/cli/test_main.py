@@ -14,7 +14,20 @@ from tests.conftest import needs_pacs
 from tests.data.parts import image_folder, pacs_excerpt
 from tests.processes import python
 
-COMMANDS = ["attack", "bench", "data check", "demo", "doctor", "methods", "pack", "run", "send", "serve", "train"]
+COMMANDS = [
+    "attack",
+    "attacks",
+    "bench",
+    "data check",
+    "demo",
+    "doctor",
+    "methods",
+    "pack",
+    "run",
+    "send",
+    "serve",
+    "train",
+]
 COMMANDS += ["serve backup", "serve check", "serve restore"]
 
 

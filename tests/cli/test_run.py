@@ -1,5 +1,6 @@
 import pytest
 
+from safer_tta.attacks import ATTACKS
 from tests.conftest import needs_pacs
 from tests.data.parts import pacs_excerpt
 
@@ -37,3 +38,24 @@ def test_a_domain_that_the_source_was_trained_on_brings_one_line(safer, source_f
     assert ended.returncode == 0
     (line,) = [line for line in ended.stderr.splitlines() if line]
     assert line.startswith(f"warning: {source_file} was trained on ")
+
+
+def test_attacks_take_their_options(good, source_file, tmp_path):
+    """On the surrogate ahead of the stream, and live."""
+    attack = ("attack", "--target", "sketch", "--surrogate", source_file, "--store", tmp_path, "--images", 16)
+    asked = ("--attack", "aware", "--attack-option", "defence=plain", "--attack-option", "draws=1", "--attack-steps", 2)
+    assert good(*attack, *asked)["images"] == 16
+    run = ("run", "--target", "sketch", "--model", source_file, "--store", tmp_path, "--images", 16, "--method", "none")
+    live = (*run, "--attack-rate", 100, "--attack", "apgd-eot", "--attack-option", "draws=1", "--attack-steps", 2)
+    row = good(*live)
+    assert row["threat"] == {"eps": 8 / 255, "norm": "linf", "draws": 1, "steps": 2}
+    assert row["accuracy_attacked"] < good(*run)["accuracy"]
+
+
+def test_attacks_are_listed_with_their_options(safer, good):
+    listed = good("attacks")
+    assert listed.keys() == ATTACKS.keys()
+    shown = safer("attacks").stdout
+    assert all(f"{name} " in shown for name in ATTACKS)
+    assert "through a surrogate, 20 steps; options: defence=safer draws=4 momentum=0.0 target\n" in shown
+    assert "autoattack   through a surrogate, its own steps\n" in shown

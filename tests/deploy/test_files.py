@@ -18,8 +18,7 @@ import yaml
 from safer_tta.cli import app
 from safer_tta.serve.app import create_app
 from safer_tta.serve.limits import Limits
-from safer_tta.serve.probes import OPERATOR
-from safer_tta.serve.tokens import Tokens
+from safer_tta.serve.tokens import METRICS, Tokens
 from tests.serve.helpers import NPY, array_file, converse, engine_of, pictures
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -51,7 +50,7 @@ def exposed(source_file, tmp_path_factory) -> dict[str, set[str]]:
         await asking.post("/v1/streams/a/batches", content=content, headers=NPY | owner)
         return (await asking.get("/metrics", headers={"Authorization": "Bearer " + "m" * 20})).text
 
-    tokens = Tokens({"local": "a" * 20, OPERATOR: "m" * 20})
+    tokens = Tokens({"local": "a" * 20, METRICS: "m" * 20})
     with engine_of(source_file, tmp_path_factory.mktemp("exposed"), "a") as made:
         made.metrics.owner_refused.labels("local")
         text = converse(create_app(made, tokens), talk)

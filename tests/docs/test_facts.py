@@ -52,3 +52,12 @@ def test_a_mean_is_over_targets_and_seeds(facts, monkeypatch):
     cells, markdown = table.make()
     assert cells == {"seeds": "0 and 1", "Tent / clean": "25.0"}
     assert markdown.splitlines()[-1] == "| Tent | 25.0 ± 7.1 |"
+
+
+def test_one_seed_can_have_the_interval_over_its_images(facts, monkeypatch):
+    rows = [{"method": "tent", "seed": "0", "target": "a", "images": "10", "accuracy": "80"}]
+    where = {"base": {"images": "10"}, "targets": ["a"], "spread": "images"}
+    monkeypatch.setattr(facts, "read", lambda file: rows)
+    cells, markdown = facts.Table("made-up", {"Tent": {"method": "tent"}}, {"clean": {}}, **where).make()
+    assert cells == {"seeds": "0", "Tent / clean": "80.0"}
+    assert markdown.splitlines()[-1] == "| Tent | 80.0 [49.0, 94.3] |"

@@ -180,6 +180,6 @@ def test_json_of_the_service_is_as_its_schemas():
     """The examples on the page are complete: a field that is missing or unknown is refused."""
     examples = [json.loads(body) for kind, body in blocks(ROOT / "docs" / "serve.md") if kind == "json"]
     *answers, message = examples  # the last one is what a webhook is sent
-    for schema, example in zip((schemas.Stream, schemas.Answer, schemas.Model), answers, strict=True):
+    for schema, example in zip((schemas.Stream, schemas.Answer, schemas.Model, schemas.Rollout), answers, strict=True):
         schema.model_validate(example, strict=True)
     schemas.Alarm.model_validate(message["alarm"], strict=True)

@@ -1,30 +1,31 @@
 """The gate on batches below its window of 64 images, which the images before complete."""
 
+import numpy as np
 import pytest
 import torch
 
-from safer_tta.gate.straying import Recent, evidence
-from tests.parity.test_gate import FRESH_32, D, V, attacked_views, decide, random_views
+from safer_tta.gate.straying import SIZE, Recent, evidence
+from tests.parity.test_gate import FRESH_32, V, attacked_views, decide, expected_logs, random_views
 
 WINDOW = 64
 
 
 @pytest.mark.parametrize("size", [1, 4, 16, 48])
-def test_batches_of_any_size_have_the_scales_of_the_last_images(size):
+def test_batches_of_any_size_are_judged_by_sums_over_the_last_images(size):
     """Sums fade by the share of the window that a batch takes; here all images are kept, with their weights."""
     _, features = random_views(3, batch=192)
     features = features.double()
-    recent = Recent.of(torch.zeros(Recent.size(D), dtype=torch.float64))
+    recent = Recent.of(torch.zeros(SIZE, dtype=torch.float64))
     for first in range(0, 192, size):
         _, recent = evidence(features[:, first : first + size], recent)
-    batches = [features[1:, first : first + size].numpy() for first in range(0, 192, size)]
-    fading = [(1 - size / WINDOW) ** age for age in range(len(batches) - 1, -1, -1)]
-    weight = sum(f * b.shape[1] for f, b in zip(fading, batches, strict=True))
-    mean = sum(f * b.sum(axis=(0, 1)) for f, b in zip(fading, batches, strict=True)) / (weight * (V - 1))
-    square = sum(f * ((b - mean) ** 2).sum(axis=(0, 1)) for f, b in zip(fading, batches, strict=True))
-    assert recent.images.item() == pytest.approx(weight)
-    assert recent.mean.numpy() == pytest.approx(mean)
-    assert recent.variance.numpy() == pytest.approx(square / (weight * (V - 1)))
+    fading = [(1 - size / WINDOW) ** age for age in range(192 // size - 1, -1, -1)]
+    weights = np.repeat(fading, size)
+    logs = np.array([row[2:] for row in expected_logs(features.numpy())]).reshape(192, V - 1, 2)
+    augmented, others = logs[..., 0], logs[..., 1]
+    sums = [others, augmented, others**2, others * augmented]
+    assert recent.images.item() == pytest.approx(weights.sum())
+    assert recent.line.numpy() == pytest.approx([(weights[:, None] * column).sum() for column in sums])
+    assert recent.squares[0].item() == pytest.approx((weights[:, None] * (augmented - others) ** 2).sum())
 
 
 @pytest.mark.parametrize("size", [1, 4, 16])

@@ -7,13 +7,19 @@ import pytest
 
 from safer_tta.client import Client
 from tests.conftest import CHROMIUM, CHROMIUM_FLAGS
-from tests.serve.helpers import Server, serving
+from tests.serve.helpers import Server, serving, trained
 
 
 @pytest.fixture(scope="session")
 def server(source_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with serving(source_file, tmp_path_factory.mktemp("serve") / "served", "--rate", "100000") as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def new_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model to roll out, which answers otherwise than the first one."""
+    return trained(tmp_path_factory.mktemp("new") / "new.safetensors", steps=20)
 
 
 @pytest.fixture(scope="module")

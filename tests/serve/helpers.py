@@ -39,10 +39,10 @@ WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 
 PORTS = iter(sorted(range(16_000 + 500 * WORKER, 16_500 + 500 * WORKER), key=lambda _: random.SystemRandom().random()))
 
 
-def trained(path: Path) -> Path:
+def trained(path: Path, steps: int = 12) -> Path:
     """A small model that has learnt a little."""
     dataset = open_dataset("synthetic", count=60)
-    train_source(dataset, "sketch", source_recipe("synthetic", steps=12, batch=8, every=12), path)
+    train_source(dataset, "sketch", source_recipe("synthetic", steps=steps, batch=8, every=steps), path)
     return path
 
 

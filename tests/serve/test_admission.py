@@ -250,7 +250,7 @@ def test_the_bytes_of_an_owner_are_those_of_its_streams(source_file, tmp_path):
             made.create(owner, "s").result()
         one = made.journal.nbytes_of("anna")
         assert made.journal.count("anna") == 1
-        assert one > made.state_bytes / 3
+        assert one > made.live.state_bytes / 3
         for _ in range(3):
             made.batch("anna-b/s", pictures(1, 2)[0], None, "x").result()
         assert made.journal.nbytes_of("anna") == one

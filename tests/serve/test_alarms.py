@@ -12,7 +12,7 @@ import pytest
 from safer_tta.client import Client
 from safer_tta.guards import KINDS
 from safer_tta.serve import schemas
-from safer_tta.serve.journal.checksums import hash_stream
+from safer_tta.serve.journal.checksums import hash_state
 from safer_tta.serve.limits import Limits
 from tests.serve.attacked import BATCH, clean, half_attacked
 from tests.serve.helpers import CHEAP, engine_of, pictures, send, serving
@@ -92,10 +92,11 @@ def test_alarms_outlive_a_restart_and_are_not_raised_again(source_file, tmp_path
 
 
 def forget_watch(database: sqlite3.Connection) -> None:
-    guard = json.loads(database.execute("select guard from streams").fetchone()[0])
+    guard = json.loads(database.execute("select guard from states").fetchone()[0])
     del guard["watch"]
-    database.execute("update streams set guard = ?", [json.dumps(guard)])
-    database.execute("update streams set checksum = ?", [hash_stream(database, "local/a")])
+    database.execute("update states set guard = ?", [json.dumps(guard)])
+    (version,) = database.execute("select version from states").fetchone()
+    database.execute("update states set checksum = ?", [hash_state(database, "local/a", version)])
 
 
 def test_a_stream_of_an_earlier_version_has_no_alarms_yet(source_file, tmp_path, attacked):
@@ -151,8 +152,8 @@ def test_streams_that_are_answered_together_raise_alarms_of_their_own(source_fil
     sent = {"gate": attacked, "yard": clean(len(attacked))}
     with engine_of(source_file, tmp_path / "served", *sent, limits=Limits(batch_streams=2)) as made:
         taken = []
-        step = made._together.step
-        made._together.step = lambda states, *given: taken.append(len(states)) or step(states, *given)
+        step = made.live.together.step
+        made.live.together.step = lambda states, *given: taken.append(len(states)) or step(states, *given)
         for batches in zip(*sent.values(), strict=True):
             go = threading.Event()
             made.submit("local/held", go.wait)

@@ -9,31 +9,15 @@ from contextlib import closing
 import pytest
 import torch
 
-from safer_tta._internal import safetensors_io
 from safer_tta.client import Client
 from safer_tta.errors import JournalError
 from safer_tta.guards import Memory
 from safer_tta.serve.journal import Journal, Stream, backup, check, restore, schema
 from tests.processes import safer as command
+from tests.serve import earlier
 from tests.serve.helpers import Replay, engine_of, pictures, send, sending, serving
 
 PLAIN = {"predictor": "plain"}
-# The tables as the first version made them.
-FIRST = """
-create table if not exists meta (name text primary key, value text not null);
-create table if not exists streams (
-    id text primary key, owner text not null, name text not null, created real not null, last real not null,
-    batches integer not null, images integer not null, labelled integer not null, right integer not null,
-    frozen integer not null, guard text not null, state blob not null);
-create table if not exists snapshots (id integer primary key, stream text not null, state blob not null);
-create index if not exists snapshots_of on snapshots (stream);
-create table if not exists answers (
-    stream text not null, number integer not null, key text, content text, answer text not null, report text not null,
-    right integer, primary key (stream, number));
-create unique index if not exists answers_by_key on answers (stream, key) where key is not null;
-create table if not exists audit (
-    id integer primary key, time real not null, owner text not null, stream text not null, what text not null);
-"""
 
 
 def test_a_backup_of_a_running_service_is_one_moment_of_it(source_file, tmp_path):
@@ -103,30 +87,9 @@ def test_the_commands_say_what_they_found(source_file, tmp_path):
     assert (ended.returncode, "does not exist" in ended.stderr) == (2, True)
 
 
-def old_journal(folder):
-    """Write a journal as the first version did, with a stream, a snapshot of its guard and an answer."""
-    state, snapshot = {"x": torch.arange(3.0)}, {"x": torch.ones(3)}
-    guard = {"seed": 7, "counters": {"batches": 3}, "behind": 0.5, "since_reset": 3, "judged": 3}
-    guard |= {"healthy": [[1, 1]], "pending": []}
-    blob = safetensors_io.dumps({"state.x": state["x"], "recent.0": torch.ones(2, 3)})
-    folder.mkdir()
-    with closing(sqlite3.connect(folder / "streams.sqlite")) as database, database:
-        database.execute("pragma journal_mode = wal")
-        database.executescript(FIRST)
-        database.execute("insert into meta values ('version', 'v')")
-        row = ["anna/a", "anna", "a", 1.5, 2.5, 3, 6, 2, 1, 1, json.dumps(guard), blob]
-        database.execute("insert into streams values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
-        row = ["anna/b", "anna", "b", 1.5, 2.5, 0, 0, 0, 0, 0, json.dumps(guard), b"12345678 nonsense"]
-        database.execute("insert into streams values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
-        database.execute("insert into snapshots values (1, 'anna/a', ?)", [safetensors_io.dumps(snapshot)])
-        answer = [json.dumps({"labels": [0, 1]}), json.dumps({"number": 3})]
-        database.execute("insert into answers values ('anna/a', 3, 'k', 'c', ?, ?, 1)", answer)
-        database.execute("insert into audit values (1, 1.5, 'anna', 'a', 'created')")
-    return state, snapshot
-
-
-def test_a_journal_of_the_first_version_is_migrated_and_a_copy_kept(tmp_path):
-    state, snapshot = old_journal(tmp_path / "served")
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_journal_of_an_earlier_version_is_migrated_and_a_copy_kept(version, tmp_path):
+    state, snapshot = earlier.WRITERS[version](tmp_path / "served")
     for _ in range(2):  # the second time there is nothing to do
         journal = Journal(tmp_path / "served", "v")
         stream = journal.load("anna/a")
@@ -141,9 +104,9 @@ def test_a_journal_of_the_first_version_is_migrated_and_a_copy_kept(tmp_path):
         journal.close()
         found = check(tmp_path / "served")
         assert (found.pages, found.damaged, found.answers) == ([], {}, {})  # what was nonsense before still is the same
-    with closing(sqlite3.connect(tmp_path / "served" / "streams.sqlite.schema-1")) as database:
+    with closing(sqlite3.connect(tmp_path / "served" / f"streams.sqlite.schema-{version}")) as database:
         assert database.execute("select count(*) from streams").fetchone() == (2,)
-        assert "checksum" not in str(database.execute("select sql from sqlite_master").fetchall())
+        assert "versions" not in str(database.execute("select sql from sqlite_master").fetchall())
     with (
         closing(sqlite3.connect(tmp_path / "served" / "streams.sqlite")) as migrated,
         closing(sqlite3.connect(":memory:")) as made,
@@ -153,26 +116,46 @@ def test_a_journal_of_the_first_version_is_migrated_and_a_copy_kept(tmp_path):
 
 
 def columns(database):
-    tables = ("meta", "streams", "snapshots", "answers", "audit")
+    tables = ("meta", "versions", "streams", "states", "snapshots", "shadowed", "answers", "audit")
     return {table: {row[1] for row in database.execute(f"pragma table_info({table})")} for table in tables}
 
 
-def test_a_migration_that_fails_changes_nothing(tmp_path, monkeypatch):
-    old_journal(tmp_path / "served")
+def test_a_journal_that_names_no_model_is_not_migrated(tmp_path):
+    earlier.write_second(tmp_path / "served")
+    with closing(sqlite3.connect(tmp_path / "served" / "streams.sqlite")) as database, database:
+        database.execute("delete from meta where name = 'version'")
+    with pytest.raises(JournalError, match="which model"):
+        Journal(tmp_path / "served", "v")
+
+
+def test_what_was_damaged_before_a_migration_is_damaged_after_it(tmp_path):
+    earlier.write_second(tmp_path / "served")
+    with closing(sqlite3.connect(tmp_path / "served" / "streams.sqlite")) as database, database:
+        database.execute("update streams set images = 7 where name = 'a'")
+    journal = Journal(tmp_path / "served", "v")
+    assert list(journal.damaged) == ["anna/a"]
+    with pytest.raises(JournalError, match="damaged"):
+        journal.load("anna/a")
+    journal.close()
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_migration_that_fails_changes_nothing(version, tmp_path, monkeypatch):
+    earlier.WRITERS[version](tmp_path / "served")
 
     def stop(database):
-        database.execute("alter table streams add column checksum text not null default ''")
+        database.execute("alter table streams add column other text not null default ''")
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setitem(schema.MIGRATIONS, 1, stop)
+        patch.setitem(schema.MIGRATIONS, version, stop)
         with pytest.raises(KeyboardInterrupt):
             Journal(tmp_path / "served", "v")
     Journal(tmp_path / "served", "v").close()
 
 
 def test_a_journal_of_another_model_or_a_later_version_is_left_as_it_is(tmp_path):
-    old_journal(tmp_path / "served")
+    earlier.write_first(tmp_path / "served")
     with pytest.raises(JournalError, match="another model"):
         Journal(tmp_path / "served", "w")
     with closing(sqlite3.connect(tmp_path / "served" / "streams.sqlite")) as database:

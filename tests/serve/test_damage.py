@@ -18,15 +18,18 @@ from tests.serve.helpers import Replay, engine_of, pictures, send, serving
 
 PLAIN = {"predictor": "plain"}
 CHANGES = {
-    "a state of another stream": "update streams set state = (select state from streams where name = 'good')",
-    "guard": "update streams set guard = replace(guard, '\"judged\": 9', '\"judged\": 8')",
-    "text that is none": "update streams set guard = cast(x'80ff' as text)",
-    "no JSON": "update streams set guard = '{'",
+    "a state of another stream": "update states set state = (select state from states where stream = 'local/good')",
+    "guard": "update states set guard = replace(guard, '\"judged\": 9', '\"judged\": 8')",
+    "text that is none": "update states set guard = cast(x'80ff' as text)",
+    "no JSON": "update states set guard = '{'",
     "batches": "update streams set batches = batches - 1",
     "images": "update streams set images = images + 1",
     "labelled": "update streams set labelled = 100",
     "right": "update streams set right = right + 1",
     "frozen": "update streams set frozen = 1",
+    "seed": "update streams set seed = seed + 1",
+    "versions": "update streams set versions = '[]'",
+    "no state": "delete from states",
     "another type": "update streams set images = 'many'",
     "snapshot": "update snapshots set state = zeroblob(9) where stream = 'local/bad'",
     "a snapshot less": "delete from snapshots where id = (select min(id) from snapshots where stream = 'local/bad')",
@@ -59,7 +62,9 @@ def change(folder, *queries):
 
 
 def on_bad(query):
-    return query if "where stream" in query else f"{query} where name = 'bad'"
+    if query.startswith("update streams"):
+        return f"{query} where name = 'bad'"
+    return query if query.count("where stream") == 1 and "snapshots" in query else f"{query} where stream = 'local/bad'"
 
 
 @pytest.mark.parametrize("what", CHANGES)
@@ -220,7 +225,7 @@ def test_other_streams_go_on_beside_a_damaged_page(source_file, tmp_path):
             send(made, images, name)
     path = tmp_path / "streams.sqlite"
     with closing(sqlite3.connect(path)) as database:
-        (root,) = database.execute("select rootpage from sqlite_master where name = 'streams'").fetchone()
+        (root,) = database.execute("select rootpage from sqlite_master where name = 'states'").fetchone()
     content = bytearray(path.read_bytes())
     page = int.from_bytes(content[4096 * (root - 1) + 8 : 4096 * (root - 1) + 12], "big")  # the last leaf of the table
     assert content[4096 * (root - 1)] == 5, "the table has one page only"

@@ -1,3 +1,5 @@
+import json
+
 import pytest
 
 from safer_tta.client import Client
@@ -163,3 +165,29 @@ def test_a_predictor_without_suspicion_does_not_look_safe(source_file, tmp_path,
         assert "would not be noticed" in page.inner_text("#standing")
         assert cells(page, "plain")["Suspicious now"] == "–"
         page.close()
+
+
+def test_the_comparison_is_shown_in_a_roll_out_to_those_who_may_see_it(source_file, new_file, browser, tmp_path):
+    tokens = tmp_path / "tokens.json"
+    tokens.write_text(json.dumps({"anna": "a" * 20, "operator": "o" * 20}))
+    options = ("--shadow", str(new_file), "--tokens", str(tokens), "--method", "none", "--predictor", "plain")
+    with serving(source_file, tmp_path / "served", *options) as server:
+        with Client(server.url, "a" * 20) as asking:
+            asking.create("a")
+            asking.send("a", pictures(1, 4)[0])
+        for token, shown in (("o" * 20, True), ("a" * 20, False)):
+            page = browser.new_page()
+            page.goto(server.url)
+            page.fill("#token", token)
+            page.press("#token", "Enter")
+            complaints = []
+            page.on("console", lambda message, to=complaints: to.append(message.text))
+            page.wait_for_function("() => document.querySelector('#model-version').textContent.length == 8")
+            if shown:
+                page.wait_for_function("() => /of 4 images/.test(document.querySelector('#rollout-facts').textContent)")
+                assert "new.safetensors" in page.inner_text("#rollout-rows")
+            else:
+                page.wait_for_function("() => /created/.test(document.querySelector('#audit').textContent)")
+            assert page.is_visible("#rollout") is shown
+            assert complaints == []
+            page.close()

@@ -147,8 +147,8 @@ def test_a_damaged_stream_fails_only_itself_and_can_be_deleted(source_file, tmp_
     with engine_of(source_file, tmp_path, "bad", "good", "worse"):
         pass
     with sqlite3.connect(tmp_path / "streams.sqlite") as database:
-        database.execute("update streams set state = ? where name != 'good'", [b"12345678 nonsense"])
-        database.execute("update streams set guard = '{' where name = 'worse'")
+        database.execute("update states set state = ? where stream != 'local/good'", [b"12345678 nonsense"])
+        database.execute("update states set guard = '{' where stream = 'local/worse'")
     with engine_of(source_file, tmp_path) as made:
         with pytest.raises(DamagedStreamError):
             send(made, images, "bad")

@@ -31,7 +31,7 @@ def test_without_suspicion_only_answers_that_are_not_finite_are_flagged(source_f
         assert made.served.abstain is None
         answer = send(made, images)
         assert (answer["suspicion"], answer["report"]["suspicion"], answer["abstain"]) == (None, None, [False] * 3)
-        made.method.classifier.head.weight.data.fill_(3e38)
+        made.live.method.classifier.head.weight.data.fill_(3e38)
         answer = send(made, images)
     assert (answer["abstain"], answer["probabilities"]) == ([True] * 3, [[None] * 7] * 3)
 

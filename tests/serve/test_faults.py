@@ -28,7 +28,8 @@ def library(tmp_path_factory):
 @needs_gcc
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    ("work", "faults", "calls"), [("batches", 1, 200), ("files", 5, 9), ("backup", 2, 20), ("migration", 1, 50)]
+    ("work", "faults", "calls"),
+    [("batches", 1, 200), ("rollout", 1, 200), ("files", 5, 9), ("backup", 2, 20), ("migration", 1, 50)],
 )
 def test_no_failing_call_loses_what_was_acknowledged(work, faults, calls, library, tmp_path):
     place = MEMORY if os.access(MEMORY, os.W_OK) else tmp_path

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from safer_tta.serve.journal import Answered, Journal, Stream
+from safer_tta.serve.journal.rows import TABLES
 from tests.serve.helpers import CHEAP, engine_of, pictures, send
 
 
@@ -43,7 +44,7 @@ def test_a_deleted_stream_leaves_only_its_audit(source_file, tmp_path):
             send(made, images, key=f"k{number}")
         made.delete("local/a").result()
         with sqlite3.connect(made.journal.storage.path) as database:
-            for table, column in (("streams", "id"), ("snapshots", "stream"), ("answers", "stream")):
+            for table, column in TABLES:
                 assert {row[0] for row in database.execute(f"select {column} from {table}")} <= {"local/other"}
         made.create("local", "a").result()
         assert made.journal.reports("local/a", 100) == []

@@ -97,12 +97,12 @@ def test_states_too_large_for_the_disk_are_refused(source_file, tmp_path):
 def test_waking_streams_parks_others(source_file, tmp_path):
     names = [f"s{number}" for number in range(8)]
     with engine_of(source_file, tmp_path, *names) as made:
-        one = made.state_bytes
+        one = made.live.state_bytes
     with engine_of(source_file, tmp_path, limits=Limits(memory_bytes=3 * one)) as made:
         for name in names:
             made.change(f"local/{name}", "freeze").result()
-            assert 1 <= len(made._hot) <= 6
-            assert sum(stream.nbytes for stream in made._hot.values()) <= 3 * one
+            assert 1 <= len(made.live.hot) <= 6
+            assert sum(stream.nbytes for stream in made.live.hot.values()) <= 3 * one
 
 
 def test_a_rate_limit_fills_again():

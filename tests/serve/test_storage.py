@@ -64,11 +64,13 @@ def send_until_full(client, names, batches):
     raise AssertionError("the disk did not fill")
 
 
-def test_a_full_disk_is_said_and_left_again(source_file, small_disk, tmp_path):
+@pytest.mark.parametrize("shadowed", [False, True])
+def test_a_full_disk_is_said_and_left_again(shadowed, source_file, new_file, small_disk, tmp_path):
     """Nothing is half applied, readiness follows, deleting makes room, and every answer is the library's."""
+    options = (*OPTIONS, "--shadow", str(new_file)) if shadowed else OPTIONS
     names, batches = [f"s{number}" for number in range(8)], pictures(5, 2)
     with (
-        serving(source_file, small_disk, *OPTIONS) as server,
+        serving(source_file, small_disk, *options) as server,
         Client(server.url, retries=0) as client,
     ):
         for name in names:

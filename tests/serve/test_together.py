@@ -121,7 +121,7 @@ def test_a_stream_keeps_the_order_of_its_batches(source_file, tmp_path):
 def test_a_step_that_fails_gives_everybody_a_turn(source_file, tmp_path, monkeypatch):
     batches = {name: pictures(1, 4, seed=n)[0] for n, name in enumerate(NAMES[:3])}
     with engine_of(source_file, tmp_path, *NAMES[:3], limits=LIMITS) as made:
-        monkeypatch.setattr(made._together.lockstep, "step", lambda *given, **how: 1 / 0)
+        monkeypatch.setattr(made.live.together.lockstep, "step", lambda *given, **how: 1 / 0)
         for name, answer in answers(send_all(made, batches)).items():
             assert answer["probabilities"] == Replay(source_file, name)(batches[name])
             assert answer["number"] == 1
@@ -151,9 +151,9 @@ def test_what_is_wrong_with_one_batch_is_its_own(source_file, tmp_path):
     with engine_of(source_file, tmp_path, *NAMES[:4], limits=LIMITS) as made:
         first = send(made, batches["n1"], "n1", key="k")
         send(made, pictures(1, 4, seed=50)[0], "n2", key="k")
-        made._hot["local/n3"].state = {
+        made.live.hot["local/n3"].state = {
             name: tensor * torch.nan if tensor.is_floating_point() else tensor
-            for name, tensor in made._hot["local/n3"].state.items()
+            for name, tensor in made.live.hot["local/n3"].state.items()
         }
         found = send_all(made, batches, keys)
         close(found["n0"].result(60)[0]["probabilities"], Replay(source_file, "n0")(batches["n0"]))

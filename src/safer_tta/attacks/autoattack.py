@@ -22,6 +22,7 @@ Scores = Callable[[Tensor], Tensor]
 COMPONENTS = ("apgd-ce", "apgd-t", "fab-t", "square")
 NORMS = {"linf": "Linf", "l2": "L2"}
 LEAST_CLASSES = 4
+LOG = "auto-attack"  # the name of the package's log
 
 
 def autoattack(
@@ -93,22 +94,29 @@ def attack_surrogate(
 
 def _component(name: str, forward: Scores, images: Tensor, *, eps: float, norm: str, seed: int) -> Any:
     """Return one of the attacks, ready to run."""
-    try:
-        from pyautoattack import AutoAttack
-    except ImportError as error:
-        raise MissingPackageError("AutoAttack needs pyautoattack: pip install 'safer-tta[attacks]'") from error
     classes = forward(images[:1]).shape[1]
     if classes < LEAST_CLASSES:
         raise InvalidValueError(
             f"the model has {classes} classes, and AutoAttack's losses compare the {LEAST_CLASSES} best; expected "
             "at least as many. Use pgd"
         )
-    logging.getLogger("auto-attack").setLevel(logging.ERROR)
-    attack = AutoAttack(forward, norm=NORMS[norm], eps=eps, version="standard", device=images.device, seed=seed)
+    attack = load_package().AutoAttack(
+        forward, norm=NORMS[norm], eps=eps, version="standard", device=images.device, seed=seed
+    )
     # The targeted attacks try nine other classes; with fewer than ten they would look past the last one.
     attack.apgd_targeted.n_target_classes = attack.fab.n_target_classes = min(9, classes - 1)
     attack.attacks_to_run = [name]
     return attack
+
+
+def load_package() -> Any:
+    """Return the package pyautoattack, which then says nothing but errors."""
+    try:
+        import pyautoattack
+    except ImportError as error:
+        raise MissingPackageError("AutoAttack needs pyautoattack: pip install 'safer-tta[attacks]'") from error
+    logging.getLogger(LOG).setLevel(logging.ERROR)
+    return pyautoattack
 
 
 @torch.no_grad()

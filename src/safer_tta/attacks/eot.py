@@ -11,10 +11,11 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from .._internal.checks import count
+from .._internal.checks import count, share
 from .._internal.seeds import draw_seed
 from ..errors import InvalidTypeError
 from ..predictors import Predictor
+from .goals import check_target
 from .pgd import ascend, check_labels, loss_gradient
 from .registry import register
 
@@ -25,6 +26,8 @@ def eot_pgd(
     labels: Tensor,
     *,
     draws: int,
+    momentum: float = 0.0,
+    target: str | None = None,
     eps: float = 8 / 255,
     step: float = 2 / 255,
     steps: int = 10,
@@ -38,6 +41,8 @@ def eot_pgd(
         images: (B,3,H,W), floats in [0,1] or uint8.
         labels: The true classes (B,).
         draws: Over how many draws of the views each gradient is averaged (K).
+        momentum: The share of earlier gradients that is kept in every step; 0 for none.
+        target: "next" leads every image to the class after its own; None to any wrong class.
         eps: The budget in pixel values of [0,1].
         step: The size of a step.
         steps: The number of steps.
@@ -48,6 +53,8 @@ def eot_pgd(
         Attacked images on 8-bit values, within the budget.
     """
     count(draws=draws)
+    share(momentum=momentum)
+    check_target(target)
     if not isinstance(predictor, Predictor):
         raise InvalidTypeError(
             f"predictor is {type(predictor).__name__}; expected a Predictor, such as Safer(model) or adapted.predictor"
@@ -59,10 +66,11 @@ def eot_pgd(
         total = torch.zeros_like(perturbed)
         for _ in range(draws):
             predict = functools.partial(known, draw=known.draw(perturbed), track=False)
-            total += loss_gradient(predict, perturbed, labels)
+            total += loss_gradient(predict, perturbed, labels, target=target)
         return total / draws
 
-    return ascend(gradient, images, eps=eps, step=step, steps=steps, norm=norm, generator=generator)
+    threat: dict[str, Any] = {"eps": eps, "step": step, "steps": steps, "norm": norm}
+    return ascend(gradient, images, momentum=momentum, generator=generator, **threat)
 
 
 @register("eot", live=True, steps=10, options={"draws": 1})

@@ -1,6 +1,7 @@
 """Attacks by name. An attack is one file in this folder with one decorator; it is known because it is there."""
 
 import math
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -11,6 +12,7 @@ from .._internal.registry import Registry
 from ..errors import InvalidValueError
 from ..models import Classifier
 
+MULTIPLIES = ("steps", "draws", "restarts", "queries", "rounds")  # options that multiply what an attack costs
 Threat = Mapping[str, Any]  # eps, norm, step, steps and what an attack takes besides
 
 
@@ -66,23 +68,24 @@ class Attack:
     step: float = 2 / 255  # how large they are by default
     own_steps: bool = False  # whether it chooses the number and the size of its steps itself
     passes: float = 3  # forward passes of an image that a step costs, or the whole attack if it chooses its steps
-    # what it takes besides the budget, with defaults; `draws` multiplies the cost of a step
+    # what it takes besides the budget, with defaults
     options: Mapping[str, Any] = field(default_factory=dict)
+    # the versions of what else its images depend on, such as the defence that it is made through
+    parts: Callable[[Threat], Mapping[str, int]] = lambda threat: {}
     norms: tuple[str, ...] = ("linf", "l2")  # in which it keeps a budget eps; none if its budget is another one
     # what says how a change exceeds the budget, or None
     exceeds: Callable[[Tensor, Threat], str | None] = exceeds_ball
     version: int = 1  # raised when its images change; a part of the names of runs and of attacked copies
 
-    @property
-    def raised_version(self) -> dict[str, int]:
-        """The version as a part of a definition; nothing until it has been raised."""
-        return {} if self.version == 1 else {"version": self.version}
-
     def cost(self, threat: Threat) -> float:
         """Return how many forward passes of an image it costs, and of each of its views."""
         told = {**self.options, **threat}
-        counted = ("steps", "draws", "restarts", "queries", "rounds")
-        return self.passes * float(math.prod(told.get(name, 1) for name in counted))
+        return self.passes * float(math.prod(told.get(name, 1) for name in MULTIPLIES))
+
+    def raised_versions(self, threat: Threat) -> dict[str, int]:
+        """Return its version and those of its parts, for a definition; nothing until one has been raised."""
+        versions = {"version": self.version, **self.parts({**self.options, **threat})}
+        return {part: version for part, version in versions.items() if version != 1}
 
     def perturb(
         self, model: Any, images: Tensor, labels: Tensor, threat: Threat, randomness: Generator, *mine: Tensor
@@ -104,3 +107,15 @@ class Attack:
 
 ATTACKS: Registry[Attack] = Registry("attack", Attack)
 register = ATTACKS.register
+
+
+def describe(name: str) -> dict[str, Any]:
+    """Return what a user wants to know of an attack: what it goes through, its steps, its options, and its idea."""
+    known = ATTACKS.find(name)
+    about = sys.modules[known.make.__module__].__doc__ or ""
+    return {
+        "through": "the deployed predictor" if known.live else "a surrogate",
+        "steps": known.options.get("steps") if known.own_steps else known.steps,
+        "options": dict(known.options),
+        "what": about.partition("\n")[0],
+    }

@@ -119,8 +119,8 @@ class Experiment:
             "images": self.images,
             "seed": self.stream.seed,
             **({} if self.precision == "float32" else {"precision": self.precision}),
-            **ATTACKS[self.attack.name].raised_version,
-            **extensions.code_of(ATTACKS[self.attack.name].make),
+            **ATTACKS[self.attack.name].raised_versions(self.attack.threat),
+            **extensions.code_of_attack(self.attack.name, self.attack.changed_threat),
         }
         pairs = zip(self.targets, self.attack.surrogates, strict=False)
         return [{"target": target, "surrogate": dict(surrogate), **shared} for target, surrogate in pairs]
@@ -180,8 +180,9 @@ class Experiment:
         """Return the options that differ from defaults, and the versions that have been raised."""
         parts = self._parts()
         found = {name: parts[name] for name in ("options", "predictor_options", "versions")}
-        if self.attack is not None and ATTACKS[self.attack.name].version != 1:
-            found["versions"]["attack"] = ATTACKS[self.attack.name].version
+        if self.attack is not None:
+            raised = ATTACKS[self.attack.name].raised_versions(self.attack.threat)
+            found["versions"] |= {f"attack {part}": version for part, version in raised.items()}
         if self.used_norm is not None and NORMS.find(self.used_norm).version != 1:
             found["versions"]["norm"] = NORMS[self.used_norm].version
         return found

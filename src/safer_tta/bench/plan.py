@@ -50,7 +50,9 @@ class Attack(BaseModel):
 
     name: str = "pgd"
     eps: float | None = Field(default=None, gt=0, description="by default the attack's own, mostly 8")
-    step: float | None = Field(default=None, gt=0, description="by default 2; of an l2 budget 2.5 eps / steps")
+    step: float | None = Field(
+        default=None, gt=0, description="by default the attack's own, mostly 2; of an l2 budget 2.5 eps / steps"
+    )
     steps: int | None = Field(default=None, ge=1, description="by default the attack's own number")
     norm: Literal["linf", "l2"] | None = None
 
@@ -74,7 +76,8 @@ class Attack(BaseModel):
     def threat(self, effort: float) -> dict[str, Any]:
         """Return what the attack is told; effort: the share of its default steps that it takes."""
         known = ATTACKS[self.name]
-        steps = None if known.own_steps else max(1, round(known.steps * effort))
+        counted = "steps" in known.options or not known.own_steps
+        steps = max(1, round(known.steps * effort)) if counted else None
         eps, step = (None if value is None else value / LEVELS for value in (self.eps, self.step))
         given = {"eps": eps, "norm": self.norm, "step": step, "steps": self.steps or steps, **(self.model_extra or {})}
         return full_threat(self.name, **{name: value for name, value in given.items() if value is not None})

@@ -101,7 +101,7 @@ def _distinct(found: Sequence[Found]) -> list[dict[str, Any]]:
 
 def markdown(study: Study, made: Sequence[Table]) -> str:
     """Return a plan's tables, compared with the paper's where it has them."""
-    parts = [f"# {study.plan.title}", study.plan.about, f"`{study.command}`" if study.command else ""]
+    parts = [f"# {study.plan.title}", study.plan.about, f"`{study.command}`" if study.command else "", _figures(study)]
     for table in made:
         parts += [f"## {table.title}", tables.markdown(table)]
         if table.compared:
@@ -121,13 +121,23 @@ def _pictures(study: Study, place: Place) -> list[report.View]:
 def _opening(study: Study, found: Sequence[Found], failed: Mapping[str, str]) -> Iterator[str]:
     if study.plan.about:
         yield report.paragraph(study.plan.about)
-    seeds = len({cell.seed for cell in study.cells})
     yield report.paragraph(
-        f"{len(found)} of {len(study.cells)} runs are done. Accuracy in %, mean ± standard deviation over "
-        f"{seeds} seed{'s' * (seeds > 1)}; best bold, second underlined. Click a column's head to sort by it."
+        f"{len(found)} of {len(study.cells)} runs are done. Accuracy in %. {_figures(study)} Best bold, second "
+        "underlined. Click a column's head to sort by it."
     )
     if failed:
         yield report.section("What went wrong", *(report.paragraph(f"{k}: {v}") for k, v in failed.items()))
+
+
+def _figures(study: Study) -> str:
+    """Say what the figures of a table are."""
+    seeds = len({cell.seed for cell in study.cells})
+    if seeds == 1:
+        return "One seed, and in brackets the 95 % confidence interval over its images (Wilson)."
+    return (
+        f"Mean ± standard deviation over {seeds} seeds, and in brackets the 95 % confidence interval of the mean: over "
+        "images (Wilson) and over seeds (Student), added in squares."
+    )
 
 
 def _grids(study: Study, made: Sequence[Table], drawings: Sequence[Drawing | None]) -> Iterator[str]:

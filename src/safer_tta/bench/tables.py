@@ -1,4 +1,4 @@
-"""Tables of a plan: mean ± standard deviation over seeds, the best bold and the second underlined."""
+"""Tables of a plan: means over seeds with their spread and their interval, the best bold and the second underlined."""
 
 import csv
 import dataclasses
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ..data.domains import KNOWN
+from ..evaluation.intervals import interval
 from .paper import AVERAGE, Published, published
 from .plan import Cell, Grid, Plan
 from .results import Row
@@ -33,6 +34,8 @@ class Entry:
 
     mean: float | None = None
     std: float | None = None
+    low: float | None = None  # the ends of the 95 % confidence interval, over images and seeds
+    high: float | None = None
     count: int = 0
     paper: Published | None = None
 
@@ -119,7 +122,7 @@ def _column(grid: Grid, cell: Cell) -> Column:
 
 def _entry(grid: Grid, column: Column, label: str, found: Sequence[Found], dataset: str, targets: set[str]) -> Entry:
     per_seed = grouped(
-        (cell.seed, row[grid.show])
+        (cell.seed, row)
         for cell, row in found
         if row.get(grid.show) is not None
         and (cell.attack_rate, _column(grid, cell).varied) == (column.rate, column.varied)
@@ -130,11 +133,24 @@ def _entry(grid: Grid, column: Column, label: str, found: Sequence[Found], datas
         paper = None  # since the paper averages over all domains
     # An average over targets needs a run on every target.
     whole = len(targets) if column.target == AVERAGE else 1
-    means = [statistics.mean(values) for values in per_seed.values() if len(values) == whole]
-    if not means:
+    complete = [rows for rows in per_seed.values() if len(rows) == whole]
+    if not complete:
         return Entry(paper=paper)
+    accuracies = [[row[grid.show] for row in rows] for rows in complete]
+    means = [statistics.mean(values) for values in accuracies]
     spread = statistics.stdev(means) if len(means) > 1 else None
-    return Entry(statistics.mean(means), spread, len(means), paper)
+    ends = interval(accuracies, [_shown_images(grid, row) for row in complete[0]])
+    return Entry(statistics.mean(means), spread, *ends, len(means), paper)
+
+
+def _shown_images(grid: Grid, row: Row) -> int:
+    """Return over how many images the figure goes that a table shows."""
+    images: int = row["images"]
+    if grid.show == "accuracy":
+        return images
+    attacked, tail = round(images * row["attacked_share"] / 100), min(images, row.get("tail", 0))
+    counts = {"accuracy_attacked": attacked, "accuracy_clean": images - attacked, "accuracy_tail": tail}
+    return counts.get(grid.show, images - attacked - tail)
 
 
 def best(grid: Grid, found: Sequence[Found]) -> Sequence[Found]:
@@ -182,14 +198,14 @@ def comma_separated(made: Sequence[Table]) -> str:
     varied = list(dict.fromkeys(place for table in made for column in table.places for place, _ in column.varied))
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    figures = ["mean", "std", "seeds", "paper_mean", "paper_std"]
+    figures = ["mean", "std", "low", "high", "seeds", "paper_mean", "paper_std"]
     writer.writerow(["table", "row", "target", "attack_rate", *varied, *figures])
     for table in made:
         for label, entries in table.rows:
             for column, e in zip(table.places, entries, strict=True):
                 settings = [dict(column.varied).get(place) for place in varied]
                 paper = (e.paper.mean, e.paper.std) if e.paper else (None, None)
-                found = [e.mean, e.std, e.count, *paper]
+                found = [e.mean, e.std, e.low, e.high, e.count, *paper]
                 writer.writerow([table.title, label, column.target, column.rate, *settings, *found])
     return text.getvalue()
 
@@ -224,7 +240,8 @@ def plain(entry: Entry, between: str = " ± ") -> str:
     """Return a figure as it is printed."""
     if entry.mean is None:
         return "–"
-    return f"{entry.mean:.1f}" + ("" if entry.std is None else f"{between}{entry.std:.1f}")
+    spread = "" if entry.std is None else f"{between}{entry.std:.1f}"
+    return f"{entry.mean:.1f}{spread} [{entry.low:.1f}, {entry.high:.1f}]"
 
 
 def _escaped(text: str) -> str:

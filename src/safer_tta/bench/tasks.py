@@ -134,7 +134,7 @@ def _check_code(task: Task) -> None:
     """Refuse other code than the task's name stands for."""
     here: dict[str, Any] = extensions.code(task.definition) if task.kind == "run" else {}
     if task.kind == "attacked" and task.definition["attack"] in ATTACKS:
-        here = extensions.code_of(ATTACKS[task.definition["attack"]].make)
+        here = extensions.code_of_attack(task.definition["attack"], task.definition["threat"])
     if {key: value for key, value in task.definition.items() if key in ("extension", "extensions")} != here:
         raise StoreError(
             f"{task.label} is defined with other extensions than those here. Give the same files with --extension, "

@@ -19,7 +19,7 @@ from .. import __version__
 from .._internal.malloc import keep_freed_memory
 from .._internal.progress import progress
 from ..errors import SaferError
-from . import bench, journal, pack, run, service, train
+from . import bench, pack, rollout, run, service, train
 from .options import AsJson, Seed, Target, result
 
 EXTENSION_HELP = (
@@ -62,7 +62,7 @@ app = typer.Typer(
 )
 data_app = typer.Typer(no_args_is_help=True, help="Inspect a dataset.")
 app.add_typer(data_app, name="data")
-app.add_typer(journal.app, name="serve")
+app.add_typer(rollout.app, name="serve")
 app.command("pack")(pack.pack)
 app.command("train")(train.train)
 app.command("attack")(run.attack)
@@ -125,6 +125,22 @@ def doctor(as_json: AsJson = False) -> None:
         result({finding.what: dataclasses.asdict(finding) for finding in findings}, True)
     if any(finding.state == "bad" for finding in findings):
         raise typer.Exit(1)
+
+
+@app.command("attacks")
+def list_attacks(as_json: AsJson = False) -> None:
+    """List the attacks: what each goes through, how many steps it takes, and its options with their defaults."""
+    from ..attacks import ATTACKS, describe
+
+    rows = {name: describe(name) for name in sorted(ATTACKS)}
+    if as_json:
+        return result(rows, True)
+    for name, row in rows.items():
+        options = " ".join(o if value is None else f"{o}={value}" for o, value in row["options"].items())
+        steps = f"{row['steps']} steps" if row["steps"] else "its own steps"
+        typer.echo(f"{name:12} through {row['through']}, {steps}{options and '; options: '}{options}")
+        typer.echo(f"             {row['what']}")
+    return None
 
 
 @app.command("methods")

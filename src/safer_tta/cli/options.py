@@ -86,6 +86,8 @@ Device = Annotated[str, typer.Option(callback=check_device, help="cpu, cuda or m
 Side = Annotated[int, typer.Option(min=8, help="Pixels a side to which a folder's images are resized.")]
 MODEL_SIDE_HELP = "Pixels a side of a folder's images (default: the model's)."
 ModelSide = Annotated[int | None, typer.Option("--side", min=8, help=MODEL_SIDE_HELP)]
+Url = Annotated[str, typer.Option(help="The address of the service.")]
+Token = Annotated[str | None, typer.Option(envvar="SAFER_TOKEN", help="Your token for the service.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON, for other programs.")]
 MethodName = Annotated[str, typer.Option(help="The adaptation method; `safer methods` lists them.")]
 PREDICTOR_HELP = "What the method asks for predictions: plain, jpeg, fft, blur, safer, safer-a or safer-g."
@@ -101,11 +103,15 @@ BUDGET_HELP = "The largest change, as a fraction (default: 8/255; an l2 budget h
 Budget = Annotated[float | None, typer.Option(parser=parse_fraction, metavar="<str>", help=BUDGET_HELP)]
 STEP_SIZE_HELP = "The size of an attack step (default: 2/255; l2: 2.5 eps / steps)."
 StepSize = Annotated[float | None, typer.Option(parser=parse_fraction, metavar="<str>", help=STEP_SIZE_HELP)]
-ATTACK_HELP = "pgd, autoattack (needs the extra \\[attacks]), eot (only in `safer run`), or one of an extension."
+ATTACK_HELP = "The attack; `safer attacks` lists them. autoattack and apgd-eot need the extra \\[attacks]."
 AttackName = Annotated[str, typer.Option("--attack", help=ATTACK_HELP)]
 ATTACK_STEPS_HELP = "The number of attack steps (default: the attack's own, 20 for pgd)."
 AttackSteps = Annotated[int | None, typer.Option(min=1, help=ATTACK_STEPS_HELP)]
-AttackNorm = Annotated[str, typer.Option(help="How the attack's budget is measured: linf or l2.")]
+ATTACK_OPTION_HELP = "An option of the attack, such as draws=8; may be repeated. `safer attacks` lists them."
+AttackOptions = Annotated[
+    list[str] | None, typer.Option("--attack-option", metavar="NAME=VALUE", help=ATTACK_OPTION_HELP)
+]
+AttackNorm = Annotated[str | None, typer.Option(help="How the attack's budget is measured: linf (default) or l2.")]
 Precision = Annotated[str, typer.Option(help="float32 or bfloat16.")]
 IMAGES_HELP = "Images in a stream, drawn by the seed (default: all; bench on synthetic 512)."
 Images = Annotated[int | None, typer.Option(min=1, help=IMAGES_HELP)]

@@ -27,7 +27,8 @@ def attack(
     eps: options.Budget = None,
     step: options.StepSize = None,
     attack_steps: options.AttackSteps = None,
-    attack_norm: options.AttackNorm = "linf",
+    attack_norm: options.AttackNorm = None,
+    attack_option: options.AttackOptions = None,
     images: options.Images = None,
     seed: options.Seed = 0,
     side: options.ModelSide = None,
@@ -37,7 +38,7 @@ def attack(
     """Attack every image of a domain on the surrogate. The copies are kept, and all runs share them."""
     from ..training.trainer import accuracy
 
-    threat = _threat(attack, eps, step, attack_steps, attack_norm)
+    threat = _threat(attack, eps, step, attack_steps, attack_norm, attack_option)
     domain = _domain(data, surrogate, side, target, images, seed)[1]
     model, attacked = _attacked(domain, surrogate, store, device=device, attack=attack, threat=threat, seed=seed)
     clean, under_attack = (accuracy(model, pictures, domain.labels) for pictures in (domain.images, attacked))
@@ -54,13 +55,14 @@ def run(
     norm: options.NormName = None,
     option: options.MethodOptions = None,
     predictor_option: options.PredictorOptions = None,
+    attack_option: options.AttackOptions = None,
     attack_rate: Annotated[float, typer.Option(help="Percent of every batch that is attacked.")] = 0.0,
     surrogate: Annotated[Path | None, SURROGATE] = None,
     attack: options.AttackName = "pgd",
     eps: options.Budget = None,
     step: options.StepSize = None,
     attack_steps: options.AttackSteps = None,
-    attack_norm: options.AttackNorm = "linf",
+    attack_norm: options.AttackNorm = None,
     order: Annotated[str, typer.Option(help="shuffled, or correlated (one class after the other).")] = "shuffled",
     batch: Annotated[int, typer.Option(help="Images in a batch.")] = 64,
     images: options.Images = None,
@@ -79,7 +81,7 @@ def run(
 
     stream = StreamSpec(order=order, attack_rate=attack_rate, batch=batch, seed=seed)
     check_names(method, predictor, norm)
-    threat = _threat(attack, eps, step, attack_steps, attack_norm)
+    threat = _threat(attack, eps, step, attack_steps, attack_norm, attack_option)
     attacked_by = _attack_on(attack, threat, surrogate) if attack_rate > 0 else None
     dataset, domain = _domain(data, model, side, target, images, seed)
     experiment = Experiment(
@@ -139,10 +141,15 @@ def _attacked(
         return model, attacked_copies(domain, model, copies, source=digest_file(surrogate), tick=tick, **how)
 
 
-def _threat(attack: str, eps: float | None, step: float | None, steps: int | None, norm: str) -> dict[str, Any]:
+def _threat(
+    attack: str, eps: float | None, step: float | None, steps: int | None, norm: str | None, settings: list[str] | None
+) -> dict[str, Any]:
+    from .._internal.signatures import check_names
     from ..attacks import ATTACKS, full_threat
 
-    one_of(NORMS, attack_norm=norm)
-    if ATTACKS.find(attack).own_steps and (step is not None or steps):
+    one_of(NORMS, **drop_missing(attack_norm=norm))
+    known, own = ATTACKS.find(attack), options.parse_settings(settings)
+    if known.own_steps and (step is not None or (steps and "steps" not in known.options)):
         raise typer.BadParameter(f"{attack} chooses its steps itself; leave --step and --attack-steps out")
-    return full_threat(attack, norm=norm, **drop_missing(eps=eps, step=step, steps=steps))
+    check_names(own, known.options, f"attack {attack!r}")
+    return full_threat(attack, **{**own, **drop_missing(norm=norm, eps=eps, step=step, steps=steps)})

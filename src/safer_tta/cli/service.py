@@ -14,6 +14,9 @@ from .options import result
 MEGABYTE = 2**20
 MODEL = typer.Option(exists=True, help="The classifier: a file of `safer pack` or `safer train`.")
 FOLDER = typer.Option(help="Where streams are kept; a later start continues them.")
+SHADOW = typer.Option(
+    exists=True, dir_okay=False, help="A new model to roll out: it sees every batch too, until you switch to it."
+)
 HOST = typer.Option(help="Address to listen on. Addresses beyond this machine need --tokens.")
 TOKENS = typer.Option(
     exists=True, dir_okay=False, help='Who may use it: a JSON file {"owner": "token"}; read again when it changes.'
@@ -43,6 +46,7 @@ def serve(
     ctx: typer.Context,
     model: Annotated[Path | None, MODEL] = None,
     folder: Annotated[Path, FOLDER] = Path("served"),
+    shadow: Annotated[Path | None, SHADOW] = None,
     method: options.MethodName = METHOD,
     predictor: options.PredictorName = PREDICTOR,
     norm: options.NormName = None,
@@ -102,7 +106,7 @@ def serve(
     )  # fmt: skip
     told = options.parse_settings(predictor_option) | options.drop_missing(views=views)
     service = Service(
-        model=model, folder=folder, method=method, norm=norm, options=options.parse_settings(option),
+        model=model, folder=folder, shadow=shadow, method=method, norm=norm, options=options.parse_settings(option),
         predictor={"name": predictor, **told} if told else predictor, side=side, device=device,
         precision=precision, abstain=abstain, seed=seed, seconds=seconds, limits=limits,
         webhook=None if webhook is None else Webhook.read(webhook, webhook_secret),
@@ -116,8 +120,8 @@ def serve(
 def send(
     folder: Annotated[Path, typer.Argument(help="A folder with PNG, JPEG or WebP images, in it or below it.")],
     stream: Annotated[str, typer.Option(help="The stream to send to; created if it does not exist.")],
-    url: Annotated[str, typer.Option(help="The address of the service.")] = "http://127.0.0.1:8017",
-    token: Annotated[str | None, typer.Option(envvar="SAFER_TOKEN", help="Your token for the service.")] = None,
+    url: options.Url = "http://127.0.0.1:8017",
+    token: options.Token = None,
     batch: Annotated[int, typer.Option(min=1, help="Images per batch.")] = 64,
     labelled: Annotated[bool, LABELLED] = False,
     out: Annotated[Path | None, OUT] = None,

@@ -166,6 +166,14 @@ class Client:
         """Return the active alarms of all streams of this owner, the newest first."""
         return self._list(self._call("GET", "v1/alarms"), "alarms")
 
+    def rollout(self) -> Json:
+        """Return the live model, the shadow and how they compare; for the owner `operator`, if there are tokens."""
+        return self._object(self._call("GET", "v1/rollout"))
+
+    def switch(self, version: str) -> Json:
+        """Let this version answer from now on; the other one is the shadow. It does nothing if this one is live."""
+        return self._object(self._call("POST", "v1/rollout/switch", json={"to": version}))
+
     def audit(self) -> list[Json]:
         """Return who created, changed or deleted which stream, newest first."""
         return self._list(self._call("GET", "v1/audit"), "events")

@@ -15,7 +15,7 @@ from torch import Tensor
 from .._internal.checks import positive, share
 from ..errors import InvalidValueError
 from ..pooling import Verdict, with_original
-from .straying import Recent, evidence
+from .straying import SIZE, Recent, evidence
 from .suspicion import CAREFUL, COUNTS, REPORTED, judge
 
 LAWS = (CAREFUL, REPORTED)
@@ -38,7 +38,7 @@ class Gate:
     cost: float = 2.0
     alpha_clean: float = 0.5
 
-    version: ClassVar[int] = 8
+    version: ClassVar[int] = 9
     least_views: ClassVar[int] = 3  # how two augmented views stray from each other is compared with a third
     preset: ClassVar[str] = "gentle"
     norm: ClassVar[str | None] = "stream"
@@ -50,7 +50,7 @@ class Gate:
 
     def memory_size(self, features: int) -> int:
         """Return how many numbers it remembers: counts of two memories, and the window of the evidence."""
-        return len(LAWS) * 2 * COUNTS + Recent.size(features)
+        return len(LAWS) * 2 * COUNTS + SIZE
 
     def weigh(self, base: Tensor, probs: Tensor, features: Tensor, memory: Tensor) -> Verdict:
         """Decide about a batch; `Mixing.weigh` explains the arguments."""

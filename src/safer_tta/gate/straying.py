@@ -1,7 +1,8 @@
 """How far the original view of an image strays from its augmented views: the evidence of SAFER-G, the gate.
 
-Scales and expectations come from the last 64 images. A larger batch is judged by itself; a smaller one is completed by
-sums over the images before it, which fade as new ones come.
+Only ratios of distances between the views of one image count. So features need no common scale, and it does not matter
+whether the images of a stream look alike. What a ratio is expected to be comes from the last 64 images. A larger batch
+is judged by itself; a smaller one is completed by sums over the images before it, which fade as new ones come.
 """
 
 from typing import NamedTuple
@@ -10,35 +11,29 @@ import torch
 from torch import Tensor
 
 FLOOR = 1e-6
+TINY = 1e-30  # for features that are all zero
 WINDOW = 64  # images that an image is compared with
-FEW = 16  # images from which the scales can be told; the evidence of fewer counts in proportion
-SUMS = 7  # of the window, beside two numbers for every feature
+FEW = 16  # images from which expectations can be told; the evidence of fewer counts in proportion
 
 
 class Recent(NamedTuple):
-    """What the images before a batch left: their number, the scale of every feature, and sums over augmented views."""
+    """What the images before a batch left: their number, and sums over augmented views."""
 
     images: Tensor  # scalar
-    mean: Tensor  # (d,)
-    variance: Tensor  # (d,)
     line: Tensor  # (4,), sums of o, a, o² and o·a
     squares: Tensor  # (2,), of the residuals of augmented views
-
-    @staticmethod
-    def size(features: int) -> int:
-        """Return how many numbers it has."""
-        return SUMS + 2 * features
 
     @classmethod
     def of(cls, memory: Tensor) -> "Recent":
         """Read it from the numbers that `pack` made."""
-        features = (len(memory) - SUMS) // 2
-        sums, mean, variance = torch.split(memory, [SUMS, features, features])
-        return cls(sums[0], mean, variance, sums[1:5], sums[5:])
+        return cls(memory[0], memory[1:5], memory[5:])
 
     def pack(self) -> Tensor:
         """Return it as one tensor."""
-        return torch.cat([self.images[None], self.line, self.squares, self.mean, self.variance])
+        return torch.cat([self.images[None], self.line, self.squares])
+
+
+SIZE = 7  # how many numbers `pack` returns
 
 
 def evidence(features: Tensor, window: Recent | None = None) -> tuple[Tensor, Recent]:
@@ -53,11 +48,11 @@ def evidence(features: Tensor, window: Recent | None = None) -> tuple[Tensor, Re
         window: What the images before this batch left; None for none.
     """
     z = features.to(torch.promote_types(features.dtype, torch.float32))
-    before = Recent.of(z.new_zeros(Recent.size(z.shape[2]))) if window is None else window
+    before = Recent.of(z.new_zeros(SIZE)) if window is None else window
     kept = max(0.0, 1 - z.shape[1] / WINDOW)  # the share of the window that this batch leaves to those before it
     images = before.images * kept + z.shape[1]
-    mean, variance = _scale(z[1:], kept, before) if kept else _scale_of_batch(z[1:])
-    original, augmented, others = straying(view_distances((z - mean) / (variance + FLOOR).sqrt()))
+    floor = (FLOOR * z.square().mean(dim=(0, 2))).clamp_min(TINY)
+    original, augmented, others = straying(view_distances(z), floor)
     sums = torch.stack([others.sum(), augmented.sum(), others.square().sum(), (others * augmented).sum()])
     line = sums + kept * before.line
     views = images * len(augmented)
@@ -69,28 +64,15 @@ def evidence(features: Tensor, window: Recent | None = None) -> tuple[Tensor, Re
     squares = residuals + kept * before.squares
     by_view, by_line = (squares / views).sqrt().clamp_min(FLOOR)
     found = ((original - others).mean(dim=0) / by_view + (original - expected).mean(dim=0) / by_line) / 2
-    return found * (images / FEW).clamp(max=1), Recent(images, mean, variance, line, squares)
+    return found * (images / FEW).clamp(max=1), Recent(images, line, squares)
 
 
-def _scale_of_batch(augmented: Tensor) -> tuple[Tensor, Tensor]:
-    mean = augmented.mean(dim=(0, 1))
-    return mean, (augmented - mean).square().mean(dim=(0, 1))
-
-
-def _scale(augmented: Tensor, kept: float, before: Recent) -> tuple[Tensor, Tensor]:
-    """Return mean and variance (d,) of every feature, over the batch and what is kept of the images before it."""
-    mean, variance = _scale_of_batch(augmented)
-    share = augmented.shape[1] / (augmented.shape[1] + kept * before.images)
-    together = torch.lerp(before.mean, mean, share)
-    own = variance + (mean - together).square()
-    return together, torch.lerp(before.variance + (before.mean - together).square(), own, share)
-
-
-def straying(distance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def straying(distance: Tensor, floor: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return three logarithms of mean distances, each (V-1,B), with each augmented view left out in turn.
 
     How far the original is from the other views, how far the view left out is from them, and how far they are from
-    each other; from distances (V,V,B) between the views of every image.
+    each other; from distances (V,V,B) between the views of every image. floor: What is added to every mean, (B,), since
+    views may be alike.
     """
     count = len(distance) - 1
     to_augmented = distance[:, 1:].sum(dim=1)
@@ -98,7 +80,7 @@ def straying(distance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     others = (among_all - to_augmented[1:]) / ((count - 1) * (count - 2) / 2)
     original = (to_augmented[0] - distance[0, 1:]) / (count - 1)
     augmented = to_augmented[1:] / (count - 1)
-    return (original + FLOOR).log(), (augmented + FLOOR).log(), (others + FLOOR).log()
+    return (original + floor).log(), (augmented + floor).log(), (others + floor).log()
 
 
 def view_distances(z: Tensor) -> Tensor:

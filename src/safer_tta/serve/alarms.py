@@ -64,6 +64,20 @@ class Alarms:
         for alarm in alarms:
             self._post(identity, Change("cleared", "the stream was deleted", alarm), time.time(), None)
 
+    def take_over(self, active: dict[str, list[Json]]) -> None:
+        """Take over the alarms of another model, which answers from now on, and tell what differs."""
+        with self._lock:
+            before, self._active = self._active, active
+        self._count()
+        now = time.time()
+        for event, some, others in (("cleared", before, active), ("raised", active, before)):
+            for identity, alarms in some.items():
+                known = {alarm["kind"] for alarm in others.get(identity, [])}
+                for alarm in alarms:
+                    if alarm["kind"] not in known:
+                        words = alarm["words"] if event == "raised" else "another model answers"
+                        self._post(identity, Change(event, words, alarm), now, None)
+
     def _keep(self, identity: str, alarms: list[Json]) -> None:
         with self._lock:
             self._active.pop(identity, None)

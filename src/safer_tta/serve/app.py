@@ -10,9 +10,8 @@ from dataclasses import asdict
 from importlib import resources
 from typing import Annotated, Any
 
-from fastapi import Body, Depends, FastAPI, Header, Path, Query, Request, Security
+from fastapi import Body, FastAPI, Header, Path, Query, Request
 from fastapi.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
-from fastapi.security import HTTPBearer
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
 
@@ -30,6 +29,8 @@ from .operations import describe_operations
 from .probes import add_probes
 from .quota import Quota
 from .record import note_stream
+from .rollouts import add_rollout
+from .routes import owner, returns
 from .tokens import Tokens
 from .uploads import BODY, Decoder, read
 from .waiting import answered, unless_gone
@@ -60,12 +61,6 @@ class Labels(BaseModel):
     labels: list[Annotated[int, Field(ge=0, strict=True)]] = Field(min_length=1, max_length=4096)
 
 
-def _returns(schema: type[BaseModel], status: int = 200) -> dict[str, Any]:
-    """Return options of an address whose answers have a schema. The API page shows it; answers are not checked."""
-    described: dict[int | str, dict[str, Any]] = {status: {"model": schema, "description": schema.__name__.lower()}}
-    return {"status_code": status, "response_class": JSONResponse, "response_model": None, "responses": described}
-
-
 def create_app(engine: Engine, tokens: Tokens) -> Observed:
     """Return the application around an engine; it stops the engine when it ends."""
 
@@ -79,20 +74,16 @@ def create_app(engine: Engine, tokens: Tokens) -> Observed:
         redirect_slashes=False, generate_unique_id_function=lambda route: route.name,
     )  # fmt: skip
     explain_errors(app)
-    for add in (_add_dashboard, _add_streams, _add_changes, _add_service, _add_batches, _add_labels):
+    for add in (_add_dashboard, _add_streams, _add_changes, _add_batches, _add_labels):
         add(app, engine)
+    _add_service(app, engine, tokens)
+    add_rollout(app, engine, tokens)
     add_probes(app, engine, tokens)
     add_api_page(app)
     describe_operations(app)
     return Observed(AccessControl(app, tokens, engine.limits), app.routes, engine.metrics, re.compile(NAME))
 
 
-async def _owner(request: Request, _: Annotated[Any, Security(HTTPBearer(auto_error=False))]) -> str:
-    """Return the owner that `AccessControl` has found."""
-    return str(request.state.owner)
-
-
-owner = Depends(_owner)
 StreamName = Annotated[str, Path(pattern=NAME)]
 BatchNumber = Annotated[int, Path(ge=1, le=2**53)]
 IdempotencyKey = Annotated[str | None, Header(max_length=128)]
@@ -133,7 +124,7 @@ def _refuse_unknown(name: str) -> Refused:
 def _add_streams(app: FastAPI, engine: Engine) -> None:
     quota = Quota(engine.journal, engine.limits)
 
-    @app.post("/v1/streams", **_returns(schemas.Stream, 201))
+    @app.post("/v1/streams", **returns(schemas.Stream, 201))
     async def create_stream(new: Annotated[New | None, Body()] = None, who: str = owner) -> Response:
         name = new.name if new is not None and new.name is not None else f"stream-{secrets.token_hex(6)}"
         note_stream(name)
@@ -141,11 +132,11 @@ def _add_streams(app: FastAPI, engine: Engine) -> None:
         await asyncio.wrap_future(engine.create(who, name))
         return JSONResponse(await _find(engine, who, name), 201)
 
-    @app.get("/v1/streams", **_returns(schemas.Streams))
+    @app.get("/v1/streams", **returns(schemas.Streams))
     async def list_streams(who: str = owner) -> Response:
         return JSONResponse({"streams": await run_in_threadpool(engine.describe, who)})
 
-    @app.get("/v1/streams/{name}", **_returns(schemas.Stream))
+    @app.get("/v1/streams/{name}", **returns(schemas.Stream))
     async def get_stream(name: StreamName, who: str = owner) -> Response:
         return JSONResponse(await _find(engine, who, name))
 
@@ -166,21 +157,22 @@ def _add_changes(app: FastAPI, engine: Engine) -> None:
         return change
 
     for what in ("freeze", "unfreeze", "reset", "rollback"):
-        address = app.post(f"/v1/streams/{{name}}/{what}", name=what, operation_id=what, **_returns(schemas.Stream))
+        address = app.post(f"/v1/streams/{{name}}/{what}", name=what, operation_id=what, **returns(schemas.Stream))
         address(changing(what))
 
 
-def _add_service(app: FastAPI, engine: Engine) -> None:
-    @app.get("/v1/model", **_returns(schemas.Model))
+def _add_service(app: FastAPI, engine: Engine, tokens: Tokens) -> None:
+    @app.get("/v1/model", **returns(schemas.Model))
     async def get_model(who: str = owner) -> Response:
-        served = {**asdict(engine.served), "state_bytes": engine.state_bytes, "limits": asdict(engine.limits)}
-        return JSONResponse(served)
+        sizes = {"state_bytes": engine.live.state_bytes, "limits": asdict(engine.limits)}
+        rollout = engine.shadow is not None and tokens.operates(who)
+        return JSONResponse({**asdict(engine.served), **sizes, "rollout": rollout})
 
-    @app.get("/v1/alarms", **_returns(schemas.Alarms))
+    @app.get("/v1/alarms", **returns(schemas.Alarms))
     async def get_alarms(who: str = owner) -> Response:
         return JSONResponse({"alarms": engine.alarms.of(who)})
 
-    @app.get("/v1/audit", **_returns(schemas.Audit))
+    @app.get("/v1/audit", **returns(schemas.Audit))
     async def get_audit(who: str = owner) -> Response:
         return JSONResponse({"events": await run_in_threadpool(engine.journal.audit, who)})
 
@@ -189,7 +181,7 @@ def _add_batches(app: FastAPI, engine: Engine) -> None:
     decoder = Decoder(engine.served.side, engine.limits, Resize.parse(engine.served.resize))
     body = {"requestBody": {"required": True, "content": BODY}}
 
-    @app.post("/v1/streams/{name}/batches", openapi_extra=body, **_returns(schemas.Answer))
+    @app.post("/v1/streams/{name}/batches", openapi_extra=body, **returns(schemas.Answer))
     async def send_batch(
         name: StreamName, request: Request, idempotency_key: IdempotencyKey = None, who: str = owner
     ) -> Response:
@@ -208,7 +200,7 @@ def _add_batches(app: FastAPI, engine: Engine) -> None:
         answer, before = await answered(waiting, request, engine.limits.wait_s)
         return JSONResponse(answer, headers={"Idempotent-Replay": "true"} if before else None)
 
-    @app.get("/v1/streams/{name}/batches", **_returns(schemas.Reports))
+    @app.get("/v1/streams/{name}/batches", **returns(schemas.Reports))
     async def list_batches(name: StreamName, last: Last = 100, who: str = owner) -> Response:
         await _check_exists(engine, who, name)
         return JSONResponse({"reports": await run_in_threadpool(engine.journal.reports, f"{who}/{name}", last)})
@@ -222,7 +214,7 @@ def _add_batches(app: FastAPI, engine: Engine) -> None:
 
 
 def _add_labels(app: FastAPI, engine: Engine) -> None:
-    @app.put("/v1/streams/{name}/batches/{number}/labels", **_returns(schemas.Report))
+    @app.put("/v1/streams/{name}/batches/{number}/labels", **returns(schemas.Report))
     async def label_batch(name: StreamName, number: BatchNumber, given: Labels, who: str = owner) -> Response:
         await _check_exists(engine, who, name)
         largest, classes = max(given.labels), len(engine.served.classes)

@@ -17,6 +17,7 @@ from starlette.types import Scope
 from .._internal.checks import count
 from .._internal.hashing import hash_bytes
 from .admission import Admission
+from .comparison import compare
 from .limits import Limits, Refused
 from .middleware import error_response
 from .server import Service
@@ -24,6 +25,7 @@ from .tokens import Tokens
 
 STREAM = re.compile(r"/v1/streams/([^/]+)")
 CANONICAL = re.compile(r"/|(/[A-Za-z0-9_-][A-Za-z0-9._-]*)+")
+ROLLOUT = re.compile(r"/v1/rollout(/switch)?")
 FEED = re.compile(r"/v1/streams/[^/]+/reports")
 Whole = tuple[str, str, list[tuple[bytes, bytes]], bytes]  # verb, address, headers, body: a request that travels
 Answer = tuple[int, list[tuple[bytes, bytes]], bytes]
@@ -80,6 +82,8 @@ class Front:
         if request.method == "GET" and path in MERGED:
             answers = [await self._ask(shard, request, body) for shard in range(len(self.shards))]
             return _merge(answers, MERGED[path])
+        if ROLLOUT.fullmatch(path):
+            return _merge_rollouts([await self._ask(shard, request, body) for shard in range(len(self.shards))])
         return _respond(await self._ask(0, request, body))
 
     async def _ask(self, shard: int, request: Request, body: bytes) -> Answer:
@@ -132,6 +136,21 @@ def _merge(answers: list[Answer], how: tuple[str, str, bool]) -> Response:
     rows = [row for answer in answers for row in json.loads(answer[2])[field]]
     body = json.dumps({field: sorted(rows, key=lambda row: row[key], reverse=newest_first)}).encode()
     return _respond((*answers[0][:2], body))
+
+
+def _merge_rollouts(answers: list[Answer]) -> Response:
+    """Add what all shards have counted. A switch that reached only some of them can be repeated."""
+    for answer in answers:
+        if answer[0] != 200:
+            return _respond(answer)
+    found = [json.loads(answer[2]) for answer in answers]
+    if len({one["live"]["version"] for one in found}) > 1:
+        return error_response(409, "the shards answer with different models; repeat the switch, which some have missed")
+    counts = {name: sum(one["counts"][name] for one in found) for name in found[0]["counts"]}
+    merged = found[0] | compare(counts) | {"waiting": sum(one["waiting"] for one in found)}
+    if "switched" in merged:
+        merged["switched"] = any(one["switched"] for one in found)
+    return _respond((*answers[0][:2], json.dumps(merged).encode()))
 
 
 def deployment(service: Service, tokens: Tokens, shards: int) -> Any:

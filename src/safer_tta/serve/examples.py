@@ -38,6 +38,19 @@ MODEL: dict[str, Any] = {
     "version": "40623f41a4f66433", "method": "tent", "predictor": "safer-g", "norm": None,
     "classes": ["dog", "cat", "horse"], "side": 64, "resize": "stretch bilinear", "views": 5, "abstain": 0.5,
     "state_bytes": 22348, "limits": {"images": 256, "pixels": 16_000_000, "body_bytes": 67_108_864},
+    "rollout": False,
+}  # fmt: skip
+ROLLOUT: dict[str, Any] = {
+    "live": {"version": "40623f41a4f66433", "model": "old.safetensors", "since": 1795060327.9},
+    "shadow": {"version": "b1c53e9d7a1f0c62", "model": "new.safetensors", "since": 1795146727.9},
+    "waiting": 0,
+    "counts": {
+        "batches": 100, "images": 6400, "missed": 2, "failed": 0, "same": 6016, "labelled": 640,
+        "live_flagged": 96, "live_right": 512, "live_seconds": 12.0,
+        "shadow_flagged": 64, "shadow_right": 544, "shadow_seconds": 13.0,
+    },
+    "agreement": 0.94, "flagged": {"live": 0.015, "shadow": 0.01}, "accuracy": {"live": 80.0, "shadow": 85.0},
+    "seconds": {"live": 0.12, "shadow": 0.13},
 }  # fmt: skip
 EVENT: dict[str, Any] = {"time": 1795060327.9, "owner": "anna", "stream": "gate-7", "what": "created"}
 REQUEST_ID = "9f2c4e1ab07d3358"

@@ -45,6 +45,8 @@ class Limits:
     behind: int = 8  # with more of its own batches waiting, a stream is answered without learning
     batch_streams: int = 1  # whose waiting batches take one step together; 1 lets every stream take its turn
     memory_bytes: int = 1024 * MEGABYTE  # adapted states in memory; the others are parked on disk
+    shadow_queue: int = 256  # batches that wait for the shadow of a roll-out; beyond them the oldest is left out
+    shadow_bytes: int = 256 * MEGABYTE  # of these batches
     disk_bytes: int = 64 * 1024 * MEGABYTE  # of the journal, beyond which no stream is created
     owner_streams: int = 1000  # of one owner
     owner_disk_bytes: int = 16 * 1024 * MEGABYTE  # of an owner's streams, beyond which that owner creates none

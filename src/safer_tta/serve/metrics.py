@@ -11,6 +11,8 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, ProcessCollector, generate_latest
 from prometheus_client.registry import Collector
 
+from .. import __version__
+from .answers import Served
 from .record import Record
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
@@ -35,11 +37,13 @@ class Metrics:
         self.webhook = Counter("webhook_messages", "Messages to the webhook.", ("result",), **own)
         for result in ("sent", "failed"):
             self.webhook.labels(result)  # known from the start, with 0
+        self.build = Info("build", "What is served.", **own)
         self.queue = Gauge("queue", "Batches waiting.", **own)
         self.hot = Gauge("streams_in_memory", "Streams whose state is in memory.", **own)
         self.damaged = Gauge("streams_damaged", "Streams whose stored state is damaged.", **own)
         self.seconds = Histogram("batch_seconds", "Time in the model.", buckets=SECONDS, **own)
         self._add_requests(own)
+        self._add_shadow(own)
         self._add_owners(own)
         ProcessCollector(registry=self.registry)
 
@@ -59,15 +63,27 @@ class Metrics:
         }
         self.parts = {name: Histogram(f"{name}_seconds", says, buckets=LONG, **own) for name, says in parts.items()}
 
+    def _add_shadow(self, own: dict[str, Any]) -> None:
+        self.shadow_batches = Counter("shadow_batches", "Batches for the shadow of a roll-out.", ("result",), **own)
+        for result in ("answered", "missed", "failed"):
+            self.shadow_batches.labels(result)
+        self.shadow_images = Counter("shadow_images", "Images that the shadow answered.", **own)
+        same = "Images to which the shadow gave the class that was answered."
+        self.shadow_same = Counter("shadow_images_same", same, **own)
+
     def _add_owners(self, own: dict[str, Any]) -> None:
         self.owner_batches = Counter("owner_batches", "Batches answered, by owner.", ("owner",), **own)
         self.owner_images = Counter("owner_images", "Images answered, by owner.", ("owner",), **own)
         self.owner_refused = Counter("owner_requests_refused", "Requests refused, by owner.", ("owner",), **own)
 
-    def watch(self, folder: Path, ready: Callable[[], bool], **built: str) -> None:
-        """Measure a service's folder and readiness whenever somebody asks, and say what the service is built from."""
+    def tell_build(self, served: Served) -> None:
+        """Say what is served."""
+        built = {"method": served.method, "predictor": served.predictor, "model": served.version}
+        self.build.info({"version": __version__, **built})
+
+    def watch(self, folder: Path, ready: Callable[[], bool]) -> None:
+        """Measure a service's folder and readiness whenever somebody asks."""
         own: dict[str, Any] = {"namespace": "safer_tta", "registry": self.registry}
-        Info("build", "What is served.", **own).info(built)
         Gauge("ready", "1 if batches are accepted, else 0.", **own).set_function(ready)
         Gauge("journal_bytes", "Size of the files of all streams.", **own).set_function(lambda: _size(folder))
         disk = {"disk_free_bytes": ("free", "Free bytes of the folder's disk."), "disk_bytes": ("total", "Its size.")}

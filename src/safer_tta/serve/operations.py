@@ -37,6 +37,15 @@ def _change(summary: str, description: str) -> Operation:
     return Operation("Streams", summary, description, examples.STREAM)
 
 
+NOT_FOR_ALL = {
+    status: {"error": problem, "request_id": examples.REQUEST_ID}
+    for status, problem in {
+        "403": "the token is one of 'anna', and a roll-out concerns all owners; expected a token of the owner "
+        "'operator', whom the tokens file may name",
+        "404": "no model is rolled out; start the service with --shadow NEW to begin",
+        "422": "version 'b1c5' is neither live nor the shadow; expected b1c53e9d7a1f0c62 or 40623f41a4f66433",
+    }.items()
+}
 ABOUT_BODIES = ("408", "413", "415")  # errors that come only to requests with a body
 ABOUT_CHANGES = ("409", "507")  # and only to requests that change something
 STREAM, BATCHES = "/v1/streams/{name}", "/v1/streams/{name}/batches"
@@ -84,6 +93,17 @@ OPERATIONS = {
         'event: report\ndata: {"stream": "gate-7", "number": 12}\n\n', kind="text/event-stream",
     ),
     ("get", "/v1/model"): Operation("Service", "Show the model", "What is served, and the limits.", examples.MODEL),
+    ("get", "/v1/rollout"): Operation(
+        "Service", "Compare a new model", "The live model, the shadow and how their answers compare. It needs the "
+        "token of the owner `operator`, if there are tokens. Without a roll-out the answer is 404.",
+        examples.ROLLOUT, errors=NOT_FOR_ALL,
+    ),
+    ("post", "/v1/rollout/switch"): Operation(
+        "Service", "Switch to a new model", "This version answers from now on, and the other one is the shadow. If it "
+        "is live already, nothing changes. It needs the token of the owner `operator`, if there are tokens.",
+        {**examples.ROLLOUT, "switched": True}, bodies={"application/json": {"to": "40623f41a4f66433"}},
+        errors=NOT_FOR_ALL,
+    ),
     ("get", "/v1/alarms"): Operation(
         "Service", "List active alarms", "Those of all your streams, newest first.",
         {"alarms": [{"stream": "gate-7", **examples.ALARM}]},

@@ -7,9 +7,7 @@ from starlette.concurrency import run_in_threadpool
 
 from .engine import Engine
 from .middleware import error_response
-from .tokens import Tokens
-
-OPERATOR = "metrics"  # the owner whose token shows the metrics of all owners
+from .tokens import METRICS, Tokens
 
 
 class Alive(BaseModel):
@@ -38,6 +36,7 @@ def add_probes(app: FastAPI, engine: Engine, tokens: Tokens) -> None:
 
     @app.get("/metrics", include_in_schema=False)
     async def metrics(request: Request) -> Response:
-        owners = not tokens or getattr(request.state, "owner", "") == OPERATOR
+        who = getattr(request.state, "owner", "")
+        owners = tokens.operates(who) or who == METRICS
         text = await run_in_threadpool(engine.metrics.text, owners=owners)
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")

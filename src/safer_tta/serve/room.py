@@ -24,6 +24,11 @@ class Room(Generic[J]):
         self._pace = 0.1  # seconds that a job takes, from which the time in Retry-After follows
         self._lock = threading.RLock()
 
+    @property
+    def idle(self) -> bool:
+        """Whether nothing waits, and more may come."""
+        return self.open and not self.jobs.qsize()
+
     def check(self, stream: str) -> None:
         """Refuse more work; asked early too, before a body is read and decoded in vain."""
         with self._lock:

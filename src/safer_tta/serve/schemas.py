@@ -95,6 +95,7 @@ class Model(Schema):
     abstain: float | None
     state_bytes: int
     limits: dict[str, Any]
+    rollout: bool  # whether a new model is rolled out, and you may see how it compares
 
 
 class Event(Schema):
@@ -114,6 +115,32 @@ class StreamAlarm(Alarm):
 
 class Alarms(Schema):
     alarms: list[StreamAlarm]
+
+
+class Role(Schema):
+    version: str
+    model: str
+    since: float
+
+
+class Both(Schema):
+    live: float | None
+    shadow: float | None
+
+
+class Rollout(Schema):
+    live: Role
+    shadow: Role
+    waiting: int
+    counts: dict[str, float]
+    agreement: float | None
+    flagged: Both
+    accuracy: Both
+    seconds: Both
+
+
+class Switched(Rollout):
+    switched: bool
 
 
 class Error(Schema):

@@ -29,7 +29,9 @@ from .app import create_app
 from .connections import Connection, Connections, fit
 from .engine import Engine
 from .journal import Journal
+from .lender import Model
 from .limits import Limits
+from .shadow import check_alike
 from .sizes import check_memory
 from .tokens import Tokens
 from .webhook import Webhook
@@ -43,6 +45,7 @@ class Service:
 
     model: Path  # a file that `safer pack` or `safer train` wrote
     folder: Path  # where streams are kept
+    shadow: Path | None = None  # the file of another model, which sees every batch too; the folder says which is live
     method: str = METHOD
     predictor: str | Mapping[str, Any] = PREDICTOR
     norm: str | None = None
@@ -67,11 +70,21 @@ class Service:
 
     def engine(self) -> Engine:
         """Return a running engine."""
+        models = [self.load()]
+        if self.shadow is not None:
+            models.append(dataclasses.replace(self, model=self.shadow, shadow=None).load())
+            check_alike(*(model.served for model in models))
+        for model in models:
+            check_memory(model.method, self.limits.memory_bytes // len(models))
+        versions = [model.served.version for model in models]
+        journal = Journal(self.folder, *versions, files={model.served.version: model.file for model in models})
+        return Engine(models, journal, self.limits, self.seed, self.seconds, self.webhook)
+
+    def load(self) -> Model:
+        """Return the model, ready to serve."""
         api.check_names(self.method, self.predictor, self.norm)
         card, method = read_card(self.model), self.build()
         side = self.side or card.side
-        abstain = self._threshold(method)
-        check_memory(method, self.limits)
         served = Served(
             version=self._version(method, side),
             method=self.method,
@@ -81,10 +94,9 @@ class Service:
             side=side,
             resize=card.resize,
             views=1 + int(method.predictor.settings.get("views", 0)),
-            abstain=abstain,
+            abstain=self._threshold(method),
         )
-        journal = Journal(self.folder, served.version)
-        return Engine(method, served, journal, self.limits, self.seed, self.seconds, self.webhook)
+        return Model(method, served, self.model.name)
 
     @property
     def _predictor_name(self) -> str:

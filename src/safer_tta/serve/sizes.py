@@ -2,15 +2,14 @@
 
 from ..errors import InvalidValueError
 from ..methods import Method
-from .limits import Limits
 
 
-def check_memory(method: Method, limits: Limits) -> None:
+def check_memory(method: Method, most: int) -> None:
     """Refuse a method whose state fits no stream into the memory, before a folder is taken."""
     needed = adapted_bytes(method)
-    if needed > limits.memory_bytes:
+    if needed > most:
         raise InvalidValueError(
-            f"a stream of {method.name} takes {needed} bytes and {limits.memory_bytes} are allowed for all of them. "
+            f"a stream of {method.name} takes {needed} bytes and {most} are allowed for all of them. "
             "Allow more memory, or serve a method that adapts less, such as tent"
         )
 

@@ -19,6 +19,8 @@ log = logging.getLogger("safer_tta.serve")
 CHECKED = 2.0  # seconds after which the file is looked at again
 EXPECTED = 'expected JSON {"owner": "token"}, or {"owner": ["new token", "old token"]}'
 ONLY_OWNER = "local"  # of a service without tokens
+OPERATOR = "operator"  # the owner who may roll out a model, and see the metrics of all owners
+METRICS = "metrics"  # the owner who may see the metrics of all owners
 OWNER = re.compile(r"[A-Za-z0-9._-]{1,64}")
 TOKEN = re.compile(r"[\x21-\x7e]{16,}")
 
@@ -36,6 +38,10 @@ class Tokens:
 
     def __bool__(self) -> bool:
         return bool(self._hashes)
+
+    def operates(self, owner: str) -> bool:
+        """Return whether an owner may roll out a model, which concerns all owners."""
+        return not self or owner == OPERATOR
 
     @classmethod
     def read(cls, path: str | Path) -> Tokens:

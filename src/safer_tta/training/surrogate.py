@@ -59,7 +59,7 @@ def attacked_copies(
         )
     threat = full_threat(attack, **(threat or {}))
     definition = {"attack": attack, "threat": threat, "seed": seed, "surrogate": source, "domain": target.content}
-    definition |= {**made.raised_version, **extensions.code_of(made.make)}
+    definition |= {**made.raised_versions(threat), **extensions.code_of_attack(attack, threat)}
     if surrogate.precision != "float32":
         definition["precision"] = surrogate.precision
 

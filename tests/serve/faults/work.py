@@ -23,6 +23,7 @@ import torch
 from safer_tta._internal.files import atomic_write
 from safer_tta.errors import SaferError
 from safer_tta.serve.journal import Answered, Journal, Stream, backup, check
+from tests.serve import earlier
 
 ONCE, ALWAYS, DIE, TEAR = 1, 2, 3, 4
 FAULTS = [(ONCE, errno.ENOSPC), (ONCE, errno.EIO), (ALWAYS, errno.ENOSPC), (DIE, 0), (TEAR, errno.EIO)]
@@ -106,6 +107,69 @@ def check_batches(folder: Path, said: list[str]) -> None:
     assert check(folder).intact, str(check(folder))
 
 
+# --- a roll-out -----------------------------------------------------------------------------------------------------
+
+VERSIONS = ("v", "w")
+
+
+def work_rollout(folder: Path, say: Callable[[str], None]) -> None:
+    for _ in range(2):  # the second time with what is on disk, which decides the roles
+        with contextlib.suppress(SaferError, OSError):
+            roll_out(Journal(folder, *VERSIONS), say)
+
+
+def roll_out(journal: Journal, say: Callable[[str], None]) -> None:
+    try:
+        if not journal.exists("o/a"):
+            stream = Stream("o", "a", 1.0, 2.0, tensors(0), 7)
+            twice(functools.partial(journal.create, stream), "create", say)
+        for _ in range(BATCHES):
+            twice(functools.partial(answer, journal), "batch", say)
+            with contextlib.suppress(SaferError):
+                follow(journal)
+            twice(lambda: journal.switch("o", {"missed": 1}), "switch", say)
+    finally:
+        journal.close()
+
+
+def answer(journal: Journal) -> None:
+    answered = advance(load(journal, "a"))
+    answered.answer["model"] = journal.live
+    journal.commit(*answered)
+
+
+def follow(journal: Journal) -> None:
+    """Do the last batch again as the shadow."""
+    seen = journal.load("o/a", version=journal.shadow)
+    if seen is not None:
+        seen.state = tensors(seen.batches)
+        seen.memory.healthy = [(seen.batches, tensors(seen.batches))]
+        journal.note_shadow(seen, seen.batches, [seen.batches], {"batches": 1})
+        journal.label("o/a", seen.batches, [seen.batches])
+
+
+def check_rollout(folder: Path, said: list[str]) -> None:
+    """One model is live, the one that all switches so far lead to, and every batch is there once."""
+    journal = Journal(folder, *VERSIONS)
+    switched = len([event for event in journal.audit("o", 1000) if event["what"].startswith("switched")])
+    assert said.count("did switch") <= switched <= said.count("try switch"), "a switch is lost or doubled"
+    assert journal.live == VERSIONS[switched % 2], "the live model is not the one that was switched to"
+    assert journal.shadow == VERSIONS[1 - switched % 2], "the shadow is not the other one"
+    counts = journal.rollout()["counts"]
+    assert counts["missed"] == switched, "counts are lost or doubled"
+    assert counts["labelled"] == counts["live_right"] == counts["shadow_right"] <= counts["batches"], "labels"
+    stream = journal.load("o/a")
+    if stream is None:
+        assert "did create" not in said, "a stream is lost"
+    else:
+        number = stream.batches
+        assert said.count("did batch") <= number <= said.count("try batch"), "a batch is lost or doubled"
+        assert [report["number"] for report in journal.reports("o/a", 256)] == [*range(1, number + 1)], "answers"
+        assert counts["batches"] <= number, "the shadow has seen more batches than there are"
+    journal.close()
+    assert check(folder).intact, str(check(folder))
+
+
 # --- files and backups ----------------------------------------------------------------------------------------------
 
 
@@ -165,13 +229,7 @@ def check_backup(folder: Path, said: list[str]) -> None:
 
 
 def prepare_migration(folder: Path) -> None:
-    """Make a journal without what the migration adds."""
-    prepare_backup(folder)
-    with contextlib.closing(sqlite3.connect(folder / "served" / "streams.sqlite")) as database, database:
-        for column in ("streams drop column checksum", "streams drop column state_hash", "snapshots drop column hash"):
-            database.execute(f"alter table {column}")
-        database.execute("alter table answers drop column checksum")
-        database.execute("delete from meta where name = 'schema'")
+    earlier.write_first(folder / "served")
 
 
 def work_migration(folder: Path, say: Callable[[str], None]) -> None:
@@ -183,8 +241,7 @@ def work_migration(folder: Path, say: Callable[[str], None]) -> None:
 def check_migration(folder: Path, said: list[str]) -> None:
     """However often it failed, the next start migrates the journal, and every stream is there."""
     journal = Journal(folder / "served", "v")
-    for name in NAMES:
-        assert torch.equal(load(journal, name).state["x"], tensors(0)["x"])
+    assert torch.equal(journal.load("anna/a").state["x"], earlier.STATE["x"])
     journal.close()
     assert check(folder / "served").intact
     with contextlib.closing(sqlite3.connect(folder / "served" / "streams.sqlite.schema-1")) as before:
@@ -194,6 +251,7 @@ def check_migration(folder: Path, said: list[str]) -> None:
 WORKS = {
     "migration": (prepare_migration, work_migration, check_migration),
     "batches": (lambda folder: None, work_batches, check_batches),
+    "rollout": (lambda folder: None, work_rollout, check_rollout),
     "files": (lambda folder: None, work_files, check_files),
     "backup": (prepare_backup, work_backup, check_backup),
 }

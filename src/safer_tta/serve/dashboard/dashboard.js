@@ -116,7 +116,8 @@ async function refresh(thorough = false) {
 async function look(current, thorough) {
   await lookIfReady();
   if (state.locked) return;
-  if (!state.model) await loadModel();
+  if (!state.model || thorough) await loadModel();
+  showRollout(state.model.rollout ? await ask("/v1/rollout") : null);
   const { streams } = await ask("/v1/streams");
   if (!current()) return;
   state.streams = streams;
@@ -150,6 +151,24 @@ async function loadModel() {
 }
 
 const className = (label) => String(state.model?.classes?.[label] ?? label);
+
+/** How the shadow compares with the live model. */
+function showRollout(found) {
+  byId("rollout").hidden = !found;
+  if (!found) return;
+  const row = (name, show) => [name, show("live"), show("shadow")];
+  const share = (value) => percent(known(value) ? 100 * value : null);
+  setRows(byId("rollout-rows"), [
+    row("file", (who) => found[who].model || "–"),
+    row("version", (who) => found[who].version),
+    row("flagged", (who) => share(found.flagged[who])),
+    row("accuracy", (who) => percent(found.accuracy[who])),
+    row("seconds per batch", (who) => fixed(found.seconds[who], 3)),
+  ], [1, 2]);
+  const { counts } = found;
+  setText(byId("rollout-facts"), [`${share(found.agreement)} of ${count(counts.images, "image")} got the same class`,
+    `${counts.labelled} labelled`, `${batches(counts.missed)} missed`, `${batches(counts.failed)} failed`].join(" · "));
+}
 
 function showAudit(events) {
   byId("no-audit").hidden = events.length > 0;

@@ -4,7 +4,7 @@ import json
 import sqlite3
 
 from ...errors import DamagedStreamError
-from .checksums import damaged_answers, hash_row, hash_stream
+from .checksums import amend, damaged_answers, hash_row
 from .streams import Json
 
 KEPT = 256  # batches of a stream whose answers are kept
@@ -56,19 +56,19 @@ def label(database: sqlite3.Connection, stream: str, number: int, labels: list[i
     query = "update answers set right = ?, report = ?, checksum = ? where stream = ? and number = ?"
     database.execute(query, [right, row[5], hash_row(row), stream, number])
     # Labels given a second time replace the first.
-    _count(database, stream, *((right, len(labels)) if before is None else (right - before, 0)))
+    more = (right, len(labels)) if before is None else (right - before, 0)
+    amend(database, stream, "right = right + ?, labelled = labelled + ?", more)
     return dict(report)
 
 
-def _count(database: sqlite3.Connection, stream: str, right: int, labelled: int) -> None:
-    """Add to the score of a stream; a row that is damaged stays recognisable as such."""
-    (checksum,) = database.execute("select checksum from streams where id = ?", [stream]).fetchone()
-    intact = checksum == hash_stream(database, stream)
-    query = "update streams set right = right + ?, labelled = labelled + ? where id = ?"
-    database.execute(query, [right, labelled, stream])
-    if intact:
-        query = "update streams set checksum = ? where id = ?"
-        database.execute(query, [hash_stream(database, stream), stream])
+def find_labels(database: sqlite3.Connection, stream: str, number: int) -> tuple[str, list[int]] | None:
+    """Return the version that answered a batch and its labels; None if the answer is not kept, or damaged."""
+    query = f"select {COLUMNS}, checksum from answers where stream = ? and number = ?"
+    row = database.execute(query, [stream, number]).fetchone()
+    if row is None or hash_row(row[:-1]) != row[-1]:
+        return None
+    answer = json.loads(row[4])
+    return str(answer.get("model", "")), answer["labels"]
 
 
 def score(database: sqlite3.Connection, stream: str) -> tuple[int, int]:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from ..._internal.files import atomic_write
 from ...errors import DamagedStreamError, JournalError
-from . import schema
-from .checksums import check_stream, damaged_answers
+from . import schema, versions
+from .checksums import check_state, check_stream, damaged_answers
 from .storage import ERRORS, NAME, connect, lock_folder
 
 SHOWN = 10  # problems of SQLite that are listed
@@ -22,11 +22,12 @@ class Findings:
     pages: list[str] = field(default_factory=list)  # in SQLite's words
     streams: int = 0  # how many there are
     damaged: dict[str, str] = field(default_factory=dict)  # {stream: what is not as it was written}
+    shadows: dict[str, str] = field(default_factory=dict)  # {stream: the same, of the state that the shadow has of it}
     answers: dict[str, list[int]] = field(default_factory=dict)  # {stream: batches whose stored answer is damaged}
 
     @property
     def intact(self) -> bool:
-        return not (self.pages or self.damaged or self.answers)
+        return not (self.pages or self.damaged or self.shadows or self.answers)
 
     def problems(self) -> Iterator[str]:
         """Yield everything in words."""
@@ -34,6 +35,8 @@ class Findings:
             yield f"SQLite found: {problem}"
         for stream, problem in self.damaged.items():
             yield f"stream {stream} is damaged: {problem}"
+        for stream, problem in self.shadows.items():
+            yield f"the shadow's state of stream {stream} is damaged: {problem}"
         for stream, numbers in self.answers.items():
             yield f"stream {stream}: the stored answers to batches {', '.join(map(str, numbers))} are damaged"
 
@@ -104,11 +107,9 @@ def _examine_streams(database: sqlite3.Connection, path: Path, findings: Finding
     findings.streams = len(identities)
     if found < schema.SCHEMA:  # without checksums
         return
+    live = versions.read(database)[versions.LIVE].version
     for identity in identities:
-        try:
-            check_stream(database, identity)
-        except DamagedStreamError as error:
-            findings.damaged[identity] = str(error)
+        _examine_states(database, identity, live, findings)
         try:
             wrong = list(damaged_answers(database, identity))
         except ERRORS as error:
@@ -116,6 +117,19 @@ def _examine_streams(database: sqlite3.Connection, path: Path, findings: Finding
             continue
         if wrong:
             findings.answers[identity] = wrong
+
+
+def _examine_states(database: sqlite3.Connection, identity: str, live: str, findings: Findings) -> None:
+    try:
+        known = check_stream(database, identity)
+    except DamagedStreamError as error:
+        findings.damaged[identity] = str(error)
+        return
+    for version in known:
+        try:
+            check_state(database, identity, version)
+        except DamagedStreamError as error:
+            (findings.damaged if version == live else findings.shadows)[identity] = str(error)
 
 
 def _journal_of(folder: Path) -> Path:

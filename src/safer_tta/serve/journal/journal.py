@@ -4,27 +4,22 @@ A batch is one transaction: the new state, the guard's memory and the answer are
 answer is sent afterwards. So everything that a client has seen is on disk, and a batch on disk is not applied again.
 """
 
-import json
 import logging
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from ..._internal import safetensors_io
 from ...errors import DamagedStreamError
 from ...methods import Snapshot
-from . import answers, listing, schema
-from .checksums import check_stream, hash_blob, hash_stream
+from . import answers, audit, listing, rows, schema, shadowed, versions
 from .copies import copy, examine
 from .storage import NAME, Storage
-from .streams import Json, Stream, pack, salvage, unpack
+from .streams import Json, Stream, salvage
 
 log = logging.getLogger("safer_tta.serve")
-
-AUDITED = 10_000  # events of an owner, beyond which the oldest are deleted
-Kept = dict[int, Snapshot]
 
 
 class Answered(NamedTuple):
@@ -41,27 +36,46 @@ class Journal:
     """The journal of one folder.
 
     Attributes:
-        damaged: Streams whose stored state is not what was written, {id: what was found}.
+        roles: The versions of what is served, by their roles.
     """
 
-    def __init__(self, folder: Path, version: str) -> None:
-        self.damaged: dict[str, str] = {}
+    def __init__(
+        self, folder: Path, version: str, shadow: str | None = None, *, files: Mapping[str, str] | None = None
+    ) -> None:
+        """Open a folder for two versions of what is served, or for one; `files` are the names of their models."""
         self.storage = Storage(folder)
+        self._damaged: defaultdict[str, dict[str, str]] = defaultdict(dict)  # by version
         try:
-            self._prepare(version)
+            self._prepare(version, shadow, files or {})
             self._examine()
         except BaseException:
             self.close()
             raise
         self.storage.reserve.hold()
 
-    def _prepare(self, version: str) -> None:
-        """Make the tables, or compare their version and bring them up to date."""
+    @property
+    def live(self) -> str:
+        """The version that answers."""
+        return self.roles[versions.LIVE].version
+
+    @property
+    def shadow(self) -> str | None:
+        """The version that looks on."""
+        return self.roles[versions.SHADOW].version if versions.SHADOW in self.roles else None
+
+    @property
+    def damaged(self) -> dict[str, str]:
+        """Streams whose stored state is not what was written, {id: what was found}."""
+        return self._damaged[self.live]
+
+    def _prepare(self, version: str, shadow: str | None, files: Mapping[str, str]) -> None:
+        """Make the tables or bring them up to date, and find out which version answers."""
         storage = self.storage
         found = storage.read(schema.read_schema)
         if found:
             schema.check_schema(found, storage.path)
-            storage.read(lambda database: schema.check_version(database, storage.folder, version))
+            known = storage.read(versions.read if found == schema.SCHEMA else versions.read_earlier)
+            version, shadow = versions.choose(known, storage.folder, version, shadow)
         if 0 < found < schema.SCHEMA:
             before = storage.path.with_name(f"{NAME}.schema-{found}")
             copy(storage.path, before)
@@ -71,12 +85,24 @@ class Journal:
         if found < schema.SCHEMA:
             change = schema.migrate if found else lambda database: schema.create(database, version)
             storage.write(change, freeing=True)
+        self._settle(version, shadow, files)
+
+    def _settle(self, live: str, shadow: str | None, files: Mapping[str, str]) -> None:
+        known, wanted = self.storage.read(versions.read), versions.plan(live, shadow, files)
+        self.roles = versions.keep(known, wanted)
+        if self.roles != known:
+            self.storage.write(lambda database: versions.settle(database, self.roles), freeing=True)
+        gone = {one.version for one in known.values()} - {one.version for one in self.roles.values()}
+        for version in gone:
+            log.warning("the roll-out of version %s has ended; what it had learnt of the streams was deleted", version)
 
     def _examine(self) -> None:
         """Look for damage before the first request, and note which streams it concerns."""
         started = time.perf_counter()
         findings = examine(self.storage.path)
-        self.damaged |= findings.damaged
+        self.damaged.update(findings.damaged)
+        if self.shadow is not None:
+            self._damaged[self.shadow].update(findings.shadows)
         for problem in findings.problems():
             log.error("%s: %s", self.storage.path, problem)
         seconds = time.perf_counter() - started
@@ -93,26 +119,28 @@ class Journal:
 
     def create(self, stream: Stream) -> None:
         def work(database: sqlite3.Connection) -> None:
-            columns = "id, owner, name, created, last, batches, images, labelled, right, frozen, guard, state_hash"
-            row = [stream.id, stream.owner, stream.name, stream.created, stream.last, 0, 0, 0, 0, 0, "", ""]
-            insert = f"insert into streams ({columns}, checksum, state) values ({', '.join('?' * 12)}, '', '')"
-            database.execute(insert, row)
-            _store(database, stream)
-            _audit(database, stream.owner, stream.name, "created")
+            rows.create(database, stream, self.live)
+            audit.add(database, stream.owner, stream.name, "created")
 
         self.storage.write(work)
 
-    def load(self, identity: str, check: Callable[[Snapshot], None] = lambda snapshot: None) -> Stream | None:
-        """Return a stream with everything that its guard remembers.
+    def load(
+        self, identity: str, check: Callable[[Snapshot], None] = lambda snapshot: None, *, version: str | None = None
+    ) -> Stream | None:
+        """Return a stream with everything that its guard remembers, as it is in a version; by default in the live one.
+
+        Its state is empty if that version has not seen the stream yet.
 
         Raises:
             DamagedStreamError: If something of it is not what was written, or `check` refuses a state.
         """
+        version = version or self.live
         try:
-            return self.storage.read(lambda database: _load(database, identity, check))
+            return self.storage.read(lambda database: rows.load(database, identity, version, check))
         except DamagedStreamError as error:
-            self.damaged[identity] = str(error)
-            log.error("the stored state of %s is damaged: %s", identity, error)
+            self._damaged[version][identity] = str(error)
+            of = "state" if version == self.live else "state for the shadow"
+            log.error("the stored %s of %s is damaged: %s", of, identity, error)
             raise DamagedStreamError(
                 f"the stored state of this stream is damaged: {error}. Reset the stream, or delete it"
             ) from error
@@ -122,40 +150,37 @@ class Journal:
         return self.storage.read(lambda database: database.execute(query, [identity]).fetchone()) is not None
 
     def delete(self, identity: str) -> None:
-        """Delete a stream without reading its state, which may be damaged."""
+        """Delete a stream without reading its states, which may be damaged."""
         owner, _, name = identity.partition("/")
 
         def work(database: sqlite3.Connection) -> None:
-            for table, column in (("streams", "id"), ("snapshots", "stream"), ("answers", "stream")):
-                database.execute(f"delete from {table} where {column} = ?", [identity])
-            _audit(database, owner, name, "deleted")
+            rows.delete(database, identity)
+            audit.add(database, owner, name, "deleted")
 
         self.storage.write(work, freeing=True)
-        self.damaged.pop(identity, None)
+        self._heal(identity)
 
     def salvage(self, identity: str) -> Json:
         """Return what can still be read of a damaged stream, as fields of a `Stream`; its seed may be None."""
-        return self.storage.read(lambda database: salvage(database, identity))
+        return self.storage.read(lambda database: salvage(database, identity, self.live))
 
     def renew(self, stream: Stream) -> None:
         """Write a stream in the place of a damaged one, and note that it was reset."""
 
-        def work(database: sqlite3.Connection) -> Kept:
-            database.execute("delete from snapshots where stream = ?", [stream.id])
-            answers.delete_damaged(database, stream.id)
-            query = "update streams set owner = ?, name = ?, created = ?, labelled = ?, right = ? where id = ?"
-            database.execute(
-                query, [stream.owner, stream.name, stream.created, *answers.score(database, stream.id), stream.id]
-            )
-            _audit(database, stream.owner, stream.name, "reset")
-            return _store(database, stream)
+        def work(database: sqlite3.Connection) -> rows.Kept:
+            audit.add(database, stream.owner, stream.name, "reset")
+            return rows.renew(database, stream, self.live)
 
         stream.kept = self.storage.write(work, freeing=True)
-        self.damaged.pop(stream.id, None)
+        self._heal(stream.id)
+
+    def _heal(self, identity: str) -> None:
+        for damaged in self._damaged.values():
+            damaged.pop(identity, None)
 
     def describe(self, owner: str, name: str | None = None) -> list[Json]:
         """Return an owner's streams, or the one of this name, as the API shows them."""
-        found = self.storage.read(lambda database: listing.describe(database, owner, name))
+        found = self.storage.read(lambda database: listing.describe(database, self.live, owner, name))
         for stream in found:
             if stream.pop("unreadable", False):
                 self.damaged.setdefault(f"{owner}/{stream['name']}", "its row cannot be read")
@@ -176,8 +201,8 @@ class Journal:
         return self.storage.read(lambda database: listing.count(database, owner))
 
     def nbytes_of(self, owner: str) -> int:
-        """Return the size of an owner's states, snapshots and answers. With many answers, this takes a while."""
-        return self.storage.read(lambda database: listing.nbytes_of(database, owner))
+        """Return the size of an owner's answers and states, without those of the shadow. It may take a while."""
+        return self.storage.read(lambda database: listing.nbytes_of(database, self.live, owner))
 
     # --- batches ------------------------------------------------------------------------------------------------
 
@@ -190,13 +215,13 @@ class Journal:
         batches = list(batches)
         self.storage.largest = max(self.storage.largest, *(batch.stream.nbytes for batch in batches))
 
-        def work(database: sqlite3.Connection) -> list[Kept]:
+        def work(database: sqlite3.Connection) -> list[rows.Kept]:
             kept = []
             for stream, answer, key, content, events in batches:
-                kept.append(_store(database, stream))
+                kept.append(rows.store(database, stream, self.live))
                 answers.add(database, stream.id, stream.batches, answer, key, content)
                 for event in events:
-                    _audit(database, stream.owner, stream.name, event)
+                    audit.add(database, stream.owner, stream.name, event)
             return kept
 
         for batch, kept in zip(batches, self.storage.write(work), strict=True):
@@ -205,11 +230,13 @@ class Journal:
     def change(self, stream: Stream, what: str) -> None:
         """Write a stream that a user has changed, and note it in the audit log."""
 
-        def work(database: sqlite3.Connection) -> Kept:
-            _audit(database, stream.owner, stream.name, what)
-            return _store(database, stream)
+        def work(database: sqlite3.Connection) -> rows.Kept:
+            audit.add(database, stream.owner, stream.name, what)
+            return (rows.reset if what == "reset" else rows.store)(database, stream, self.live)
 
         stream.kept = self.storage.write(work, freeing=what == "reset")
+        if what == "reset":
+            self._heal(stream.id)
 
     def answer(self, identity: str, key: str) -> tuple[Json, str] | None:
         """Return the answer once given to a key, and a hash of its images."""
@@ -221,69 +248,51 @@ class Journal:
 
     def label(self, identity: str, number: int, labels: list[int]) -> Json | str | None:
         """Score a batch and return its report, what is wrong with the labels, or None if the batch is not kept."""
-        return self.storage.write(lambda database: answers.label(database, identity, number, labels))
 
-    def alarms(self) -> dict[str, list[Json]]:
+        def work(database: sqlite3.Connection) -> Json | str | None:
+            report = answers.label(database, identity, number, labels)
+            if isinstance(report, dict):
+                shadowed.label(database, identity, number, labels)
+            return report
+
+        return self.storage.write(work)
+
+    def alarms(self, version: str | None = None) -> dict[str, list[Json]]:
         """Return the active alarms of all streams that have some, by the identity of the stream."""
-        return self.storage.read(listing.alarms)
+        return self.storage.read(lambda database: listing.alarms(database, version or self.live))
 
     def audit(self, owner: str, last: int = 100) -> list[Json]:
         """Return an owner's last events, newest first."""
-        query = "select time, owner, stream, what from audit where owner = ? order by id desc limit ?"
-        rows = self.storage.read(lambda database: database.execute(query, [owner, last]).fetchall())
-        return [dict(zip(("time", "owner", "stream", "what"), row, strict=True)) for row in rows]
+        return self.storage.read(lambda database: audit.read(database, owner, last))
 
+    # --- the roll-out -------------------------------------------------------------------------------------------
 
-def _load(database: sqlite3.Connection, identity: str, check: Callable[[Snapshot], None]) -> Stream | None:
-    if database.execute("select 1 from streams where id = ?", [identity]).fetchone() is None:
-        return None
-    check_stream(database, identity)
-    columns = "owner, name, created, last, batches, images, frozen, guard, state"
-    row = database.execute(f"select {columns} from streams where id = ?", [identity]).fetchone()
-    owner, name, created, last, batches, images, frozen, guard, blob = row
-    try:
-        kept = {
-            number: safetensors_io.loads(state, f"snapshot {number}")[0]
-            for number, state in database.execute("select id, state from snapshots where stream = ?", [identity])
-        }
-        packed = json.loads(guard)
-        state, memory = unpack(packed, blob, kept)
-        for snapshot in (state, *kept.values()):
-            check(snapshot)
-        return Stream(owner, name, created, last, state, packed["seed"], memory, batches, images, bool(frozen), kept)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        problem = f"{type(error).__name__}: {error}" if isinstance(error, KeyError) else str(error)
-        raise DamagedStreamError(problem.rstrip(".")) from error
+    def note_shadow(self, stream: Stream, number: int, labels: list[int], counts: Mapping[str, float]) -> None:
+        """Write what the shadow answered to a batch and learnt from it, and add to the comparison."""
+        version = self.roles[versions.SHADOW].version
 
+        def work(database: sqlite3.Connection) -> rows.Kept:
+            shadowed.add(database, stream.id, number, version, labels)
+            versions.count(database, counts)
+            return rows.store_beside(database, stream, version)
 
-def _store(database: sqlite3.Connection, stream: Stream) -> Kept:
-    """Write the state of a stream, and those of the guard's snapshots that are not on disk yet; return all of these.
+        stream.kept = self.storage.write(work)
 
-    The stream itself is not told, as the transaction may still fail.
-    """
-    wanted = stream.memory.snapshots
-    kept = {row: snapshot for row, snapshot in stream.kept.items() if any(snapshot is w for w in wanted)}
-    for row in stream.kept.keys() - kept.keys():
-        database.execute("delete from snapshots where id = ?", [row])
-    for snapshot in wanted:
-        if not any(snapshot is s for s in kept.values()):
-            blob = safetensors_io.dumps(snapshot)
-            insert = "insert into snapshots (stream, hash, state) values (?, ?, ?)"
-            added = database.execute(insert, [stream.id, hash_blob(blob), blob])
-            kept[int(added.lastrowid or 0)] = snapshot
-    guard, state = pack(stream, kept)
-    query = "select id, owner, name, created, labelled, right from streams where id = ?"
-    *named, labelled, right = database.execute(query, [stream.id]).fetchone()
-    mine = [stream.last, stream.batches, stream.images, labelled, right, int(stream.frozen), guard, hash_blob(state)]
-    checksum = hash_stream(database, stream.id, [*named, *mine])
-    columns = ("last", "batches", "images", "labelled", "right", "frozen", "guard", "state_hash", "checksum", "state")
-    assignments = ", ".join(f"{column} = ?" for column in columns)
-    database.execute(f"update streams set {assignments} where id = ?", [*mine, checksum, state, stream.id])
-    return kept
+    def count_shadow(self, counts: Mapping[str, float]) -> None:
+        """Add to the comparison."""
+        self.storage.write(lambda database: versions.count(database, counts))
 
+    def rollout(self) -> Json | None:
+        """Return the version that answers, the shadow and how they compare; None if there is no shadow."""
+        return self.storage.read(versions.describe)
 
-def _audit(database: sqlite3.Connection, owner: str, stream: str, what: str) -> None:
-    event = [time.time(), owner, stream, what]
-    database.execute("insert into audit (time, owner, stream, what) values (?, ?, ?, ?)", event)
-    old = "delete from audit where owner = ? and id <= (select max(id) from audit where owner = ?) - ?"
-    database.execute(old, [owner, owner, AUDITED])
+    def switch(self, owner: str, counts: Mapping[str, float]) -> None:
+        """Add to the comparison and exchange the roles: the shadow answers from now on, and the other is the shadow."""
+
+        def work(database: sqlite3.Connection) -> dict[str, versions.Version]:
+            versions.count(database, counts)
+            roles = versions.switch(database)
+            audit.add(database, owner, "", f"switched to model {roles[versions.LIVE].version}")
+            return roles
+
+        self.roles = self.storage.write(work)

@@ -1,25 +1,31 @@
 """An owner's streams as the API shows them, and how much they are. One that cannot be read does not hide the others."""
 
+import json
 import sqlite3
 from collections.abc import Sequence
 from typing import Any
 
+from ...guards import COUNTERS
 from .streams import Json, read_counters, read_watch
 
 COLUMNS = "name, owner, created, last, batches, images, frozen, guard, right, labelled"
+# What belongs to a version stands beside the stream; nothing, if that version has not seen the stream yet.
+BESIDE = "streams left join states on states.stream = streams.id and states.version = :version"
+UNSEEN = json.dumps({"counters": dict.fromkeys(COUNTERS, 0)})
 OWNED = "{0} > :owner || '/' and {0} < :owner || '0'"  # names of streams OWNER/NAME; '0' is what follows '/'
 
 
-def describe(database: sqlite3.Connection, owner: str, name: str | None) -> list[Json]:
+def describe(database: sqlite3.Connection, version: str, owner: str, name: str | None) -> list[Json]:
     """Return an owner's streams, or the one of this name; rows that cannot be read are marked."""
+    asked = {"version": version, "owner": owner, "name": name, "id": f"{owner}/{name}"}
     try:
-        query = f"select {COLUMNS} from streams where owner = ? and (? is null or name = ?) order by name"
-        return [_show(row) for row in database.execute(query, [owner, name, name])]
+        query = f"select {COLUMNS} from {BESIDE} where owner = :owner and (:name is null or name = :name) order by name"
+        return [_show(row) for row in database.execute(query, asked)]
     except (sqlite3.DatabaseError, TypeError, ValueError):
         # The names are in an index, which is on other pages.
         query = f"select id from streams where {OWNED.format('id')} and (:name is null or id = :id) order by id"
-        found = database.execute(query, {"owner": owner, "name": name, "id": f"{owner}/{name}"})
-        return [_show_one(database, owner, identity) for (identity,) in found]
+        found = database.execute(query, asked).fetchall()
+        return [_show_one(database, version, owner, identity) for (identity,) in found]
 
 
 def count(database: sqlite3.Connection, owner: str) -> int:
@@ -28,37 +34,41 @@ def count(database: sqlite3.Connection, owner: str) -> int:
     return int(database.execute(query, {"owner": owner}).fetchone()[0])
 
 
-def nbytes_of(database: sqlite3.Connection, owner: str) -> int:
-    """Return the size of an owner's states, snapshots and answers."""
+def nbytes_of(database: sqlite3.Connection, version: str, owner: str) -> int:
+    """Return the size of an owner's answers, and of the states and snapshots of a version."""
     sizes = (
-        ("length(guard) + length(state)", "streams", "id"),
-        ("length(state)", "snapshots", "stream"),
-        ("length(answer) + length(report)", "answers", "stream"),
+        ("length(guard) + length(state)", "states", "and version = :version"),
+        ("length(state)", "snapshots", "and version = :version"),
+        ("length(answer) + length(report)", "answers", ""),
     )
-    parts = (f"(select total({size}) from {table} where {OWNED.format(column)})" for size, table, column in sizes)
-    return int(database.execute(f"select {' + '.join(parts)}", {"owner": owner}).fetchone()[0])
+    owned = OWNED.format("stream")
+    parts = (f"(select total({size}) from {table} where {owned} {more})" for size, table, more in sizes)
+    asked = {"owner": owner, "version": version}
+    return int(database.execute(f"select {' + '.join(parts)}", asked).fetchone()[0])
 
 
-def alarms(database: sqlite3.Connection) -> dict[str, list[Json]]:
+def alarms(database: sqlite3.Connection, version: str) -> dict[str, list[Json]]:
     """Return the active alarms of all streams that have some and can be read, by the identity of the stream."""
     try:
         streams = database.execute("select id from streams order by id").fetchall()
     except sqlite3.DatabaseError:  # the check at the start has said what is damaged
         return {}
-    return {identity: found for (identity,) in streams if (found := _alarms_of(database, identity))}
+    return {identity: found for (identity,) in streams if (found := _alarms_of(database, version, identity))}
 
 
-def _alarms_of(database: sqlite3.Connection, identity: str) -> list[Json]:
+def _alarms_of(database: sqlite3.Connection, version: str, identity: str) -> list[Json]:
     try:
-        (guard,) = database.execute("select guard from streams where id = ?", [identity]).fetchone()
+        query = "select guard from states where stream = ? and version = ?"
+        (guard,) = database.execute(query, [identity, version]).fetchone()
         return list(read_watch(guard).describe()["alarms"])
     except (sqlite3.DatabaseError, TypeError, ValueError):
         return []
 
 
-def _show_one(database: sqlite3.Connection, owner: str, identity: str) -> Json:
+def _show_one(database: sqlite3.Connection, version: str, owner: str, identity: str) -> Json:
     try:
-        return _show(database.execute(f"select {COLUMNS} from streams where id = ?", [identity]).fetchone())
+        query = f"select {COLUMNS} from {BESIDE} where id = :id"
+        return _show(database.execute(query, {"version": version, "id": identity}).fetchone())
     except (sqlite3.DatabaseError, TypeError, ValueError):
         name = identity.removeprefix(f"{owner}/")
         return {**_show((name, owner, 0.0, 0.0, 0, 0, 0, "", 0, 0)), "unreadable": True}
@@ -66,6 +76,7 @@ def _show_one(database: sqlite3.Connection, owner: str, identity: str) -> Json:
 
 def _show(row: Sequence[Any]) -> Json:
     name, owner, created, last, batches, images, frozen, guard, right, labelled = row
+    guard = UNSEEN if guard is None else guard
     return {
         "name": name, "owner": owner, "created": created, "last": last, "batches": batches, "images": images,
         "frozen": bool(frozen), "health": read_counters(guard), **read_watch(guard).describe(),

@@ -1,20 +1,29 @@
 """The tables of the journal, and how journals of earlier versions become like it."""
 
+import json
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
 from ...errors import JournalError
-from .checksums import hash_blob, hash_row, hash_stream
+from . import versions
+from .checksums import hash_blob, hash_row, hash_state, hash_stream
 
 TABLES = (
     "create table meta (name text primary key, value text not null)",
+    "create table versions (version text primary key, role text not null, since real not null, model text not null, "
+    "counters text not null, checksum text not null)",
     "create table streams (id text primary key, owner text not null, name text not null, created real not null, "
     "last real not null, batches integer not null, images integer not null, labelled integer not null, "
-    "right integer not null, frozen integer not null, guard text not null, state_hash text not null, "
-    "checksum text not null, state blob not null)",
-    "create table snapshots (id integer primary key, stream text not null, hash text not null, state blob not null)",
-    "create index snapshots_of on snapshots (stream)",
+    "right integer not null, frozen integer not null, seed integer not null, versions text not null, "
+    "checksum text not null)",
+    "create table states (stream text not null, version text not null, guard text not null, state_hash text not null, "
+    "checksum text not null, state blob not null, primary key (stream, version))",
+    "create table snapshots (id integer primary key, stream text not null, version text not null, hash text not null, "
+    "state blob not null)",
+    "create index snapshots_of on snapshots (stream, version)",
+    "create table shadowed (stream text not null, number integer not null, version text not null, labels text, "
+    "truth text, checksum text not null, primary key (stream, number))",
     "create table answers (stream text not null, number integer not null, key text, content text, "
     "answer text not null, report text not null, right integer, checksum text not null, primary key (stream, number))",
     "create unique index answers_by_key on answers (stream, key) where key is not null",
@@ -34,15 +43,8 @@ def read_schema(database: sqlite3.Connection) -> int:
 def create(database: sqlite3.Connection, version: str) -> None:
     for statement in TABLES:
         database.execute(statement)
-    database.executemany("insert into meta values (?, ?)", [("version", version), ("schema", str(SCHEMA))])
-
-
-def check_version(database: sqlite3.Connection, folder: Path, version: str) -> None:
-    """Refuse a journal of another model or method."""
-    found = database.execute("select value from meta where name = 'version'").fetchone()
-    if found is not None and found[0] != version:
-        problem = f"{folder} holds streams of another model or method (version {found[0]}, here {version})"
-        raise JournalError(f"{problem}. Serve that model and method, or give another folder")
+    database.execute("insert into meta values ('schema', ?)", [str(SCHEMA)])
+    versions.add_live(database, version)
 
 
 def check_schema(found: int, path: Path) -> None:
@@ -73,10 +75,57 @@ def _add_checksums(database: sqlite3.Connection) -> None:
     database.execute("update snapshots set hash = hash_blob(state)")
     database.execute("update streams set state_hash = hash_blob(state)")
     for (stream,) in database.execute("select id from streams").fetchall():
-        database.execute("update streams set checksum = ? where id = ?", [hash_stream(database, stream), stream])
+        database.execute("update streams set checksum = ? where id = ?", [_hash_second(database, stream), stream])
     columns = "stream, number, key, content, answer, report, right"
     database.execute(f"update answers set checksum = hash_row({columns})")
 
 
-MIGRATIONS: dict[int, Callable[[sqlite3.Connection], None]] = {1: _add_checksums}  # from this version to the next
+def _separate_states(database: sqlite3.Connection) -> None:
+    """Store the states of streams by the version of the model. Rows that were damaged stay recognisable as such."""
+    (version,) = database.execute("select value from meta where name = 'version'").fetchone()
+    identities = [stream for (stream,) in database.execute("select id from streams").fetchall()]
+    query = "select checksum from streams where id = ?"
+    intact = {s for s in identities if database.execute(query, [s]).fetchone() == (_hash_second(database, s),)}
+    database.execute("alter table streams rename to earlier")
+    database.execute("alter table snapshots add column version text not null default ''")
+    database.execute("update snapshots set version = ?", [version])
+    database.execute("drop index snapshots_of")
+    for statement in TABLES:
+        if any(name in statement for name in ("table versions", "table streams", "table states", "of on", "shadowed")):
+            database.execute(statement)
+    database.create_function("seed_of", 1, _seed_of, deterministic=True)
+    kept = "id, owner, name, created, last, batches, images, labelled, right, frozen"
+    database.execute(
+        f"insert into streams ({kept}, seed, versions, checksum) select {kept}, seed_of(guard), ?, '' from earlier",
+        [json.dumps([version])],
+    )
+    database.execute("insert into states select id, ?, guard, state_hash, '', state from earlier", [version])
+    for stream in intact:
+        database.execute("update streams set checksum = ? where id = ?", [hash_stream(database, stream), stream])
+        query = "update states set checksum = ? where stream = ?"
+        database.execute(query, [hash_state(database, stream, version), stream])
+    database.execute("drop table earlier")
+    database.execute("delete from meta where name = 'version'")
+    versions.add_live(database, version)
+
+
+def _hash_second(database: sqlite3.Connection, stream: str) -> str:
+    """Return the hash of a stream's row and its snapshots as the second version of the tables had it."""
+    columns = "id, owner, name, created, last, batches, images, labelled, right, frozen, guard, state_hash"
+    row = database.execute(f"select {columns} from streams where id = ?", [stream]).fetchone()
+    snapshots = database.execute("select id, hash from snapshots where stream = ? order by id", [stream]).fetchall()
+    return hash_row([*row, snapshots])
+
+
+def _seed_of(guard: object) -> int:
+    """Return the seed that the text of a guard had; -1 of a damaged one."""
+    try:
+        seed = json.loads(str(guard))["seed"]
+    except (ValueError, KeyError, TypeError):
+        return -1
+    return seed if isinstance(seed, int) and 0 <= seed < 2**63 else -1
+
+
+# From this version to the next.
+MIGRATIONS: dict[int, Callable[[sqlite3.Connection], None]] = {1: _add_checksums, 2: _separate_states}
 SCHEMA = 1 + max(MIGRATIONS)

@@ -46,7 +46,6 @@ def pack(stream: Stream, kept: Mapping[int, Snapshot]) -> tuple[str, bytes]:
     memory = stream.memory
     rows = {id(snapshot): row for row, snapshot in kept.items()}
     guard = {
-        "seed": stream.seed,
         "counters": dict(memory.counters),
         "behind": memory.behind,
         "since_reset": memory.since_reset,
@@ -97,13 +96,14 @@ def read_watch(guard: str) -> Watch:
         return Watch()
 
 
-def salvage(database: sqlite3.Connection, identity: str) -> Json:
+def salvage(database: sqlite3.Connection, identity: str, version: str) -> Json:
     """Return what can still be read of a damaged stream, as fields of a `Stream`; its seed may be None."""
-    query = "select created, images, frozen, guard from streams where id = ?"
-    created, images, frozen, guard = database.execute(query, [identity]).fetchone()
-    counters = {name: n for name, n in read_counters(guard).items() if isinstance(n, int)}
+    query = "select created, images, frozen, seed from streams where id = ?"
+    created, images, frozen, seed = database.execute(query, [identity]).fetchone()
+    query = "select guard from states where stream = ? and version = ?"
+    (guard,) = database.execute(query, [identity, version]).fetchone() or ("",)
     memory = Memory()
-    memory.counters.update(counters)
+    memory.counters.update({name: n for name, n in read_counters(guard).items() if isinstance(n, int)})
     # Every batch left an answer, and the last ones are kept.
     query = "select max(number) from answers where stream = ?"
     return {
@@ -111,14 +111,6 @@ def salvage(database: sqlite3.Connection, identity: str) -> Json:
         "images": images if isinstance(images, int) and images >= 0 else 0,
         "batches": database.execute(query, [identity]).fetchone()[0] or 0,
         "frozen": frozen == 1,
-        "seed": _read_seed(guard),
+        "seed": seed if isinstance(seed, int) and seed >= 0 else None,
         "memory": memory,
     }
-
-
-def _read_seed(guard: str) -> int | None:
-    try:
-        seed = json.loads(guard)["seed"]
-    except (ValueError, KeyError, TypeError):
-        return None
-    return seed if isinstance(seed, int) and 0 <= seed < 2**63 else None
