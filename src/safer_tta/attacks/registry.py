@@ -114,8 +114,16 @@ def describe(name: str) -> dict[str, Any]:
     known = ATTACKS.find(name)
     about = sys.modules[known.make.__module__].__doc__ or ""
     return {
-        "through": "the deployed predictor" if known.live else "a surrogate",
+        "through": _through(known),
         "steps": known.options.get("steps") if known.own_steps else known.steps,
         "options": dict(known.options),
         "what": about.partition("\n")[0],
     }
+
+
+def _through(attack: Attack) -> str:
+    if attack.memory is not None:
+        return "the source model and the answers"
+    if attack.adapts:
+        return "the deployed method"
+    return "the deployed predictor" if attack.live else "a surrogate"

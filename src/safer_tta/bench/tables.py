@@ -148,8 +148,9 @@ def _shown_images(grid: Grid, row: Row) -> int:
     images: int = row["images"]
     if grid.show == "accuracy":
         return images
-    attacked, tail = round(images * row["attacked_share"] / 100), min(images, row.get("tail", 0))
-    counts = {"accuracy_attacked": attacked, "accuracy_clean": images - attacked, "accuracy_tail": tail}
+    attacked = round(images * float(row["attacked_share"]) / 100)
+    tail = min(images, int(row.get("tail", 0)))
+    counts: dict[str, int] = {"accuracy_attacked": attacked, "accuracy_clean": images - attacked, "accuracy_tail": tail}
     return counts.get(grid.show, images - attacked - tail)
 
 
