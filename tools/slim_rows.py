@@ -15,18 +15,19 @@ from pathlib import Path
 from typing import Any
 
 from safer_tta.attacks import full_threat
-from safer_tta.bench.results import SLIM, Results, Row
+from safer_tta.bench.results import Results, Row, slim_columns
 
 DIGITS = {"nll": 4, "ece": 4}  # others have two
 
 
-def slim(row: Row) -> dict[str, Any]:
-    found = {name: row.get(name) for name in SLIM} | {"ms_per_step": None, "version": row["versions"]["safer_tta"]}
+def slim(row: Row, columns: list[str]) -> dict[str, Any]:
+    found = {name: row.get(name) for name in columns} | {"ms_per_step": None, "version": row["versions"]["safer_tta"]}
     if row["attack"]:
-        eps = row["threat"]["eps"]
-        usual = full_threat(row["attack"], eps=eps, norm=row["threat"]["norm"])
-        found["eps"] = round(255 * eps, 3)
-        found["threat"] = {name: value for name, value in row["threat"].items() if value != usual.get(name)}
+        threat = row["threat"] or {}
+        budget = {name: threat[name] for name in ("eps", "norm") if name in threat}
+        usual = full_threat(row["attack"], **budget)
+        found["eps"] = round(255 * budget["eps"], 3) if budget else None
+        found["threat"] = {name: value for name, value in threat.items() if value != usual.get(name)}
     return {name: _cell(name, value) for name, value in found.items()}
 
 
@@ -44,11 +45,11 @@ def main() -> None:
     parser.add_argument("store", type=Path, help="the folder that `safer bench` wrote to")
     parser.add_argument("out", type=Path)
     given = parser.parse_args()
-    rows = sorted(
-        (slim(row) for row in Results(given.store / "runs").rows()), key=lambda row: tuple(map(str, row.values()))[1:]
-    )
+    found = Results(given.store / "runs").rows()
+    columns = slim_columns(found)
+    rows = sorted((slim(row, columns) for row in found), key=lambda row: tuple(map(str, row.values()))[1:])
     with given.out.open("w", newline="") as file:
-        writer = csv.DictWriter(file, SLIM, lineterminator="\n")
+        writer = csv.DictWriter(file, columns, lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
 

@@ -39,6 +39,21 @@ def test_follows_the_gradient_of_the_others_loss():
     assert torch.equal(found[~MINE], x[~MINE])
 
 
+def test_leads_one_image_of_others_to_the_class_after_its_own():
+    attacked, x, y = predictor(), eight_bit(side=24) / 255, labels()
+    expected = x.clone()
+    expected[MINE] = 0.5
+    for _ in range(3):
+        here = expected.clone().requires_grad_(True)
+        loss = F.cross_entropy(attacked(here, track=False).logits[1:2], y[1:2] + 1)  # the first that is not hostile
+        expected[MINE] = (expected - 0.1 * torch.autograd.grad(loss, here)[0].sign())[MINE].clamp(0, 1)
+    threat = {"eps": 1.0, "step": 0.1, "generator": generator()}
+    found = dia(attacked, x, y, MINE, target="next", steps=3, **threat)
+    torch.testing.assert_close(found[MINE], (expected[MINE] * 255).round() / 255)
+    further = dia(attacked, x, y, MINE, target="next", steps=30, **threat)
+    assert attacked(further, track=False).labels[1] == y[1] + 1 != attacked(x, track=False).labels[1]
+
+
 @pytest.mark.parametrize("name", ["plain", "safer", "safer-g"])
 @pytest.mark.parametrize("norm", ["stream", "model"])
 def test_keeps_the_budget_and_moves_nothing(name, norm):

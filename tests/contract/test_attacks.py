@@ -5,10 +5,25 @@ import copy
 import pytest
 import torch
 
-from safer_tta import Plain
+from safer_tta import Plain, methods
 from safer_tta.attacks import ATTACKS, full_threat
 from tests.conftest import classifier
 from tests.contract.parts import generator
+
+
+def victim(known, model, threat):
+    """What an attack is made on."""
+    if known.memory is not None:
+        return known.memory(copy.deepcopy(model), threat)
+    if known.adapts:
+        return methods.create("none", Plain(model))
+    return Plain(model) if known.live else model
+
+
+def own(known, size):
+    """Every second image, for one that poisons; all, for one that attacks a method."""
+    told = known.live and (known.poisons or known.adapts)
+    return (torch.arange(size) % (2 if known.poisons else 1) == 0,) if told else ()
 
 
 @pytest.mark.parametrize(("name", "norm"), [(name, norm) for name in ATTACKS for norm in ATTACKS[name].norms or [None]])
@@ -21,8 +36,7 @@ class TestAttack:
         taken = {*budget, *ATTACKS[name].options} | (set() if ATTACKS[name].own_steps else {"step", "steps"})
         threat = full_threat(name, **{key: value for key, value in asked.items() if key in taken})
         before = copy.deepcopy(model.state_dict())
-        attacked = Plain(model) if ATTACKS[name].live else model
-        mine = (torch.arange(len(images)) % 2 == 0,) if ATTACKS[name].poisons else ()
+        attacked, mine = victim(ATTACKS[name], model, threat), own(ATTACKS[name], len(images))
         found = ATTACKS[name].make(attacked, images, labels, threat, generator(seed), *mine)
         assert all(torch.equal(t, before[n]) for n, t in model.state_dict().items())
         assert not model.training

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from safer_tta.data import DataError, Stream, StreamSpec, excerpt
+from safer_tta.data.streams import DRAWS
 from safer_tta.errors import InvalidTypeError, InvalidValueError, UnknownNameError
 from tests.data.parts import domain
 
@@ -61,6 +62,54 @@ def test_late_attacks_start_half_way(batch, clean_batches):
     """The first half, rounded down to whole batches, is clean; then the asked share of every batch is attacked."""
     found = counts(stream(attack_rate=30, draw="late", batch=batch))
     assert found == [0] * clean_batches + [round(0.3 * batch)] * (len(found) - clean_batches)
+
+
+OWNED = {
+    "draw": st.sampled_from(["batches", "batches-first"]),
+    "batch": st.integers(1, 30),
+    "rate": st.integers(0, 100),
+}
+
+
+@settings(max_examples=60, deadline=None)
+@given(count=st.integers(1, 150), tail=st.integers(0, 160), **OWNED)
+def test_an_attacker_owns_the_asked_share_of_batches_as_a_whole(count, tail, draw, batch, rate):
+    """Whole batches lie before the tail; a short one at the end of a stream without a tail is whole too."""
+    found = list(stream(domain(count), attack_rate=rate, draw=draw, batch=batch, tail=tail))
+    owned = [bool(each.attacked.all()) for each in found]
+    assert owned == [bool(each.attacked.any()) for each in found]
+    attackable = max(0, count - tail) // batch if tail else len(found)
+    assert abs(sum(owned) - rate / 100 * attackable) <= 0.5 + 1e-6
+    assert not any(owned[attackable:])
+    if draw == "batches-first":
+        assert owned == sorted(owned, reverse=True)
+
+
+@settings(max_examples=40, deadline=None)
+@given(rate=st.integers(0, 100), first=st.integers(0, 40), length=st.integers(1, 40))
+def test_batches_of_an_attacker_are_spread_evenly(rate, first, length):
+    """Every part of the stream has its share of them, up to one batch."""
+    owned = attacked(stream(domain(80), attack_rate=rate, draw="batches", batch=1))[first : first + length]
+    assert abs(float(owned.double().sum()) - rate / 100 * len(owned)) < 1 + 1e-6
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    draw=st.sampled_from(DRAWS), order=st.sampled_from(["shuffled", "correlated"]), rate=st.integers(0, 100),
+    tail=st.integers(0, 120), batch=st.integers(1, 70),
+)  # fmt: skip
+def test_a_tail_is_never_attacked_and_moves_no_image(draw, order, rate, tail, batch):
+    spec = {"draw": draw, "order": order, "batch": batch, "seed": 2}
+    plain, clean = (list(stream(attack_rate=rate, **spec)), list(stream(attack_rate=0, **spec)))
+    tailed = list(stream(attack_rate=rate, tail=tail, **spec))
+    mask = attacked(tailed)
+    assert not mask[max(0, 100 - tail) :].any()
+    if tail == 0:
+        assert torch.equal(mask, attacked(plain))
+    images, original = (torch.cat([each.images for each in batches]) for batches in (tailed, clean))
+    assert torch.equal(images[~mask], original[~mask])
+    assert not mask.any() or (images[mask] != original[mask]).any()
+    assert torch.equal(torch.cat([b.labels for b in tailed]), torch.cat([b.labels for b in clean]))
 
 
 @pytest.mark.parametrize("order", ["shuffled", "correlated", "continual", "mixed"])
@@ -132,6 +181,8 @@ def test_a_stream_is_determined_by_its_manifest_and_named_whatever_the_types_of_
         ({"attack_rate": 150.0}, InvalidValueError, "attack_rate is 150.0; expected .* 0 to 100"),
         ({"batch": 0}, InvalidValueError, "batch is 0; expected .* at least 1"),
         ({"limit": 0}, InvalidValueError, "limit is 0; expected .* at least 1"),
+        ({"tail": -1}, InvalidValueError, "tail is -1; expected .* at least 0"),
+        ({"tail": 2.5}, InvalidTypeError, "tail is 2.5; expected a whole number"),
         ({"batch": 2.5}, InvalidTypeError, "batch is 2.5; expected a whole number"),
     ],
 )

@@ -2,7 +2,8 @@
 
 A model that normalises with the batch, or learns from it, shows every image to all others. The attacker owns a few
 images of the batch, knows the model and the defence, and changes only these. They climb the loss of everybody else's:
-the sum of their cross-entropies, each counted up to 5. The defender's own update is not differentiated.
+the sum of their cross-entropies, each counted up to 5. With a target, one of the others is led to a class instead.
+The defender's own update is not differentiated.
 """
 
 from collections.abc import Mapping
@@ -17,6 +18,8 @@ from .._internal.seeds import draw_seed
 from ..errors import InvalidTypeError
 from ..models.norm import exact_gradients
 from ..predictors import Predictor
+from .attacker import check_mine
+from .goals import check_target, cross_entropy
 from .pgd import ascend, check_labels
 from .registry import register
 
@@ -31,6 +34,7 @@ def dia(
     mine: Tensor,
     *,
     draws: int = 1,
+    target: str | None = None,
     eps: float = 1.0,
     step: float = 1 / 255,
     steps: int = 100,
@@ -45,6 +49,8 @@ def dia(
         labels: The true classes (B,).
         mine: Which images are the attacker's, (B,) of bool.
         draws: Over how many draws of the views each gradient is averaged.
+        target: "next" leads the first image that is not the attacker's to the class after its own; None harms all that
+            are not the attacker's.
         eps: The budget in pixel values of [0,1]. 1 allows every image; the attack then starts from grey ones.
         step: The size of a step.
         steps: The number of steps.
@@ -55,13 +61,11 @@ def dia(
         The batch, with the attacker's images changed within the budget, on 8-bit values.
     """
     count(draws=draws)
+    check_target(target)
     if not isinstance(predictor, Predictor):
         raise InvalidTypeError(f"predictor is {type(predictor).__name__}; expected a Predictor: adapted.predictor")
     check_labels(labels, images)
-    if mine.dtype != torch.bool or mine.shape != labels.shape:
-        raise InvalidTypeError(
-            f"mine is {mine.dtype} of shape {tuple(mine.shape)}; expected a bool for each of the {len(labels)} images"
-        )
+    check_mine(mine, labels)
     images = images / 255 if images.dtype == torch.uint8 else images.detach()
     if not bool(mine.any()) or bool(mine.all()):  # the attacker owns no image, or there is no image of others
         return images
@@ -71,7 +75,7 @@ def dia(
     def gradient(own: Tensor) -> Tensor:
         total = torch.zeros_like(own)
         for _ in range(draws):
-            total += _gradient(known, images, own, labels, mine)
+            total += _gradient(known, images, own, labels, mine, target)
         return total / draws
 
     first = torch.full_like(images[mine], GREY) if eps >= 1 and norm == "linf" else None
@@ -81,18 +85,24 @@ def dia(
     return images.index_put((mine,), own)
 
 
-@register("dia", live=True, poisons=True, steps=100, options={"draws": 1})
+@register("dia", live=True, poisons=True, steps=100, options={"draws": 1, "target": None})
 def attack_neighbours(
     model: Predictor, images: Tensor, labels: Tensor, threat: Mapping[str, Any], randomness: Generator, mine: Tensor
 ) -> Tensor:
     return dia(model, images, labels, mine, generator=randomness, **threat)
 
 
-def _gradient(predictor: Predictor, images: Tensor, own: Tensor, labels: Tensor, mine: Tensor) -> Tensor:
-    """Return the gradient of the others' loss with respect to the attacker's images."""
+def _gradient(
+    predictor: Predictor, images: Tensor, own: Tensor, labels: Tensor, mine: Tensor, target: str | None
+) -> Tensor:
+    """Return the gradient of the others' loss with respect to the attacker's images; with a target, the way to it."""
     with torch.inference_mode(False), torch.enable_grad():
         own = own.detach().clone().requires_grad_(True)
         batch = images.index_put((mine,), own)
         logits = predictor(batch, predictor.draw(batch), track=False).logits.float()
-        loss = F.cross_entropy(logits[~mine], labels[~mine], reduction="none").clamp(max=MOST).sum()
+        others, classes = logits[~mine], labels[~mine]
+        if target is None:
+            loss = F.cross_entropy(others, classes, reduction="none").clamp(max=MOST).sum()
+        else:
+            loss = cross_entropy(others[:1], classes[:1], target)
         return torch.autograd.grad(loss, own)[0]

@@ -10,8 +10,9 @@ from torch import Generator, Tensor
 
 from .._internal.registry import Registry
 from ..errors import InvalidValueError
+from ..models import Classifier
 
-MULTIPLIES = ("steps", "draws", "restarts", "queries")  # options that multiply what an attack costs
+MULTIPLIES = ("steps", "draws", "restarts", "queries", "rounds")  # options that multiply what an attack costs
 Threat = Mapping[str, Any]  # eps, norm, step, steps and what an attack takes besides
 
 
@@ -35,15 +36,34 @@ def exceeds_ball(change: Tensor, threat: Threat) -> str | None:
     return None
 
 
+class Memory(Protocol):
+    """What an attacker keeps from batch to batch, all of it tensors: a killed run resumes with it."""
+
+    def see(self, images: Tensor, labels: Tensor, probs: Tensor) -> None:
+        """Take note of the answers (M,K) to the attacker's own images (M,3,H,W) and their true classes (M,)."""
+        ...
+
+    def state_dict(self) -> dict[str, Tensor]: ...
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None: ...
+
+
 @dataclass(frozen=True)
 class Attack:
     """A registered attack."""
 
     name: str
-    make: Make  # the attack itself. Its model is the attacker's own Classifier, or the deployed Predictor if it is live
+    # The attack itself. Its model is the attacker's own Classifier; if it is live, the deployed Predictor, or what
+    # `memory` and `adapts` say.
+    make: Make
     # whether it attacks the deployed predictor, batch by batch, and not a surrogate ahead of the stream
     live: bool = False
-    poisons: bool = False  # whether it changes the attacker's images to harm the answers to the others
+    # whether it changes the attacker's images to harm the answers to the others; a live one is told which they are
+    poisons: bool = False
+    adapts: bool = False  # whether it is made on the deployed Method, of which it lets copies adapt
+    # what starts the memory on which it is made, if its attacker knows the source model and the answers only
+    memory: Callable[[Classifier, Threat], Memory] | None = None
+    eps: float = 8 / 255  # its budget by default
     steps: int = 20  # how many steps it takes by default
     step: float = 2 / 255  # how large they are by default
     own_steps: bool = False  # whether it chooses the number and the size of its steps itself
@@ -94,8 +114,16 @@ def describe(name: str) -> dict[str, Any]:
     known = ATTACKS.find(name)
     about = sys.modules[known.make.__module__].__doc__ or ""
     return {
-        "through": "the deployed predictor" if known.live else "a surrogate",
+        "through": _through(known),
         "steps": known.options.get("steps") if known.own_steps else known.steps,
         "options": dict(known.options),
         "what": about.partition("\n")[0],
     }
+
+
+def _through(attack: Attack) -> str:
+    if attack.memory is not None:
+        return "the source model and the answers"
+    if attack.adapts:
+        return "the deployed method"
+    return "the deployed predictor" if attack.live else "a surrogate"

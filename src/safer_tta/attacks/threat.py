@@ -7,8 +7,6 @@ from ..errors import InvalidValueError
 from .pgd import check_threat
 from .registry import ATTACKS
 
-EPS = 8 / 255  # the paper's
-
 
 def full_threat(attack: str = "pgd", **changes: Any) -> dict[str, Any]:
     """Return the paper's threat with changes of `eps`, `norm`, `step`, `steps` and the attack's own options.
@@ -18,7 +16,7 @@ def full_threat(attack: str = "pgd", **changes: Any) -> dict[str, Any]:
     known = ATTACKS.find(attack)
     kept = [*(["eps", "norm"] if known.norms else []), *([] if known.own_steps else ["step", "steps"])]
     check_names(changes, [*kept, *known.options], f"attack {attack!r}")
-    budget: dict[str, Any] = {"eps": EPS, "norm": "linf", "step": known.step, "steps": known.steps} | changes
+    budget: dict[str, Any] = {"eps": known.eps, "norm": "linf", "step": known.step, "steps": known.steps} | changes
     if known.norms and budget["norm"] not in known.norms:
         raise InvalidValueError(
             f"norm is {budget['norm']!r}; expected {' or '.join(known.norms)} for attack {attack!r}"

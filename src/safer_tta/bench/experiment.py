@@ -18,6 +18,7 @@ from ..api import build, preferred_norm
 from ..attacks import ATTACKS
 from ..data import StreamSpec
 from ..data.store import digest
+from ..data.streams import WHOLE_BATCHES
 from ..methods import Method
 from ..models import Classifier, zoo
 from ..models.norm import NORMS
@@ -67,6 +68,12 @@ class Experiment:
     def attacked_live(self) -> bool:
         """Whether an attacker who knows the defence attacks every batch as it comes."""
         return self.attack is not None and ATTACKS[self.attack.name].live
+
+    @property
+    def poisons(self) -> bool:
+        """Whether what counts is the accuracy on the images of others, and of those who come later."""
+        attacked = self.attack is not None and ATTACKS[self.attack.name].poisons
+        return attacked or self.stream.draw in WHOLE_BATCHES or self.stream.tail > 0
 
     @property
     def targets(self) -> list[str]:
@@ -129,7 +136,8 @@ class Experiment:
         views = 1 + self.views
         passes = methods.METHODS[self.method].cost.passes * views
         if self.attack is not None and self.attacked_live:
-            passes += ATTACKS[self.attack.name].cost(self.attack.threat) * views
+            known = ATTACKS[self.attack.name]
+            passes += known.cost(self.attack.threat) * (views if known.memory is None else 1)
         return float(passes)
 
     @classmethod

@@ -26,6 +26,7 @@ class Size:
     surrogate: Recipe  # the recipe of the attacker's models
     images: int | None = None  # how many images of each stream; None for the whole domain
     batch: int = 64  # images in a batch
+    tail: int | None = None  # how many images at the end are never attacked, at most; None for what a row asks for
     effort: float = 1.0  # the share of an attack's default steps that it takes
     precision: str = "float32"  # the precision of attacks and runs; a GPU always trains in bfloat16
 
@@ -49,7 +50,8 @@ def size_for(
         tiny = {**own, **changes, "steps": 10, "batch": 8, "every": 10}
         source = source_recipe(dataset, **tiny)
         attacked = robust(dataclasses.replace(source, steps=3, every=3), steps=1)
-        return Size(source, attacked, surrogate_recipe(dataset, **tiny), images or 32, 16, 0.1, precision)
+        few = images or 32
+        return Size(source, attacked, surrogate_recipe(dataset, **tiny), few, 16, few // 8, 0.1, precision)
     wanted = {**changes} if steps is None else {**changes, "steps": steps}
     source = source_recipe(dataset, **wanted)
     embedded = dataset == "synthetic"
@@ -95,7 +97,9 @@ class _Builder:
 
     def _experiment(self, source: Mapping[str, Any]) -> Experiment:
         row, cell = self.row, self.cell
-        order = {**row.stream.model_dump(), "batch": row.stream.batch or self.size.batch}
+        asked, size = row.stream, self.size
+        tail = asked.tail if size.tail is None else min(asked.tail, size.tail)
+        order = {**asked.model_dump(), "batch": asked.batch or size.batch, "tail": tail}
         return Experiment(
             data=self.dataset.identity,
             target=cell.target,
@@ -127,7 +131,8 @@ class _Builder:
         where = f"{copies['target']}, seed {self.cell.seed}"
         trained = Task("surrogate", f"surrogate of {where}", copies["surrogate"], (), 3 * recipe.steps * recipe.batch)
         passes = known.cost(copies["threat"]) * (self.images or WHOLE_DOMAIN)
-        label = f"{known.name} of {where}" + (f", eps {self.row.attack.eps:g}/255" if known.norms else "")
+        eps = copies["threat"].get("eps")
+        label = f"{known.name} of {where}" + ("" if eps is None else f", eps {255 * eps:g}/255")
         return [trained, Task("attacked", label, copies, (trained.name,), passes)]
 
     def _seeded(self, recipe: Recipe) -> Recipe:

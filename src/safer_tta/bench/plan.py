@@ -49,12 +49,12 @@ class Attack(BaseModel):
     model_config = ConfigDict(extra="allow", frozen=True)
 
     name: str = "pgd"
-    eps: float = Field(default=8, gt=0)
+    eps: float | None = Field(default=None, gt=0, description="by default the attack's own, mostly 8")
     step: float | None = Field(
         default=None, gt=0, description="by default the attack's own, mostly 2; of an l2 budget 2.5 eps / steps"
     )
     steps: int | None = Field(default=None, ge=1, description="by default the attack's own number")
-    norm: Literal["linf", "l2"] = "linf"
+    norm: Literal["linf", "l2"] | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -78,20 +78,16 @@ class Attack(BaseModel):
         known = ATTACKS[self.name]
         counted = "steps" in known.options or not known.own_steps
         steps = max(1, round(known.steps * effort)) if counted else None
-        step = None if self.step is None else self.step / LEVELS
-        given = {"step": step, "steps": self.steps or steps, **(self.model_extra or {})}
-        given = {name: value for name, value in given.items() if value is not None}
-        budget = {"eps": self.eps / LEVELS, "norm": self.norm}
-        if not known.norms:  # an attack with another budget refuses what is asked of this one
-            usual = type(self).model_fields
-            budget = {name: value for name, value in budget.items() if getattr(self, name) != usual[name].default}
-        return full_threat(self.name, **budget, **given)
+        eps, step = (None if value is None else value / LEVELS for value in (self.eps, self.step))
+        given = {"eps": eps, "norm": self.norm, "step": step, "steps": self.steps or steps, **(self.model_extra or {})}
+        return full_threat(self.name, **{name: value for name, value in given.items() if value is not None})
 
 
 class Order(_Strict):
     order: Literal["shuffled", "correlated", "continual", "mixed"] = "shuffled"
-    draw: Literal["exact", "bernoulli", "late"] = "exact"
+    draw: Literal["exact", "bernoulli", "late", "batches", "batches-first"] = "exact"
     batch: int | None = Field(default=None, ge=1, description="by default the size's: the paper's 64")
+    tail: int = Field(default=0, ge=0, description="images at the end that are never attacked")
 
 
 class Row(_Strict):
@@ -132,6 +128,8 @@ class Grid(_Strict):
     vary: dict[str, tuple[Any, ...]] = {}
     # varied places of which a table shows the best setting, as the paper's table of signals does
     best_of: tuple[str, ...] = ()
+    # the figure that its table shows: of all images, of those that are not the attacker's, or of another part
+    show: Literal["accuracy", "accuracy_clean", "accuracy_attacked", "accuracy_benign", "accuracy_tail"] = "accuracy"
     figure: Literal["bars", "lines", "heatmap", "rolling", "pictures", "none"] = "none"  # what is drawn
     paper: str | None = None  # the published study to compare with
 
@@ -156,6 +154,10 @@ class Grid(_Strict):
             raise InvalidValueError("a figure of lines has one axis; expected one varied place at most, with numbers")
         if self.figure == "heatmap" and (len(shown) != 2 or len(self.rows) != 1):
             raise InvalidValueError("a heatmap shows one row over two varied places; expected exactly these")
+        if self.show != "accuracy" and (self.best_of or self.figure not in ("bars", "none")):
+            raise InvalidValueError(
+                f"show {self.show!r} applies to tables and bars only; expected no best_of beside it"
+            )
         orders = {row.stream.order for row in self.rows}
         if self.targets == "rest" and not orders <= {"continual", "mixed"}:
             raise InvalidValueError("targets 'rest' streams several domains; expected stream.order continual or mixed")

@@ -167,7 +167,7 @@ def _sortable(table: Table) -> str:
         (label, [report.Value(entry.mean, tables.plain(entry), mark) for entry, mark in entries])
         for label, entries in table.marked()
     ]
-    return report.sortable(["accuracy, %", *table.columns], rows)
+    return report.sortable([table.heading, *table.columns], rows)
 
 
 def _compared(table: Table) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -14,11 +14,18 @@ from .._internal import safetensors_io
 from .._internal.hashing import hash_bytes
 from ..errors import StoreError
 from ..evaluation.metrics import calibration_error, detection, percent, selective
-from ..methods import Method
 from ..predictors import Prediction
 
 PER_IMAGE = {"probs", "labels", "attacked", "suspicion", "flagged"}
 FLAGGED = 0.5  # the suspicion above which an image is more probably attacked than not
+
+
+class Stateful(Protocol):
+    """What a run saves and resumes beside its answers."""
+
+    def state_dict(self) -> dict[str, Tensor]: ...
+
+    def load_state_dict(self, snapshot: dict[str, Tensor], /) -> None: ...
 
 
 @dataclass
@@ -54,28 +61,39 @@ class Record:
         for column, values in new.items():
             self.columns.setdefault(column, []).append(values)
 
-    def save(self, path: Path, method: Method, run: str) -> None:
-        """Write it to a file, with the state of the method."""
+    def save(self, path: Path, run: str, **parts: Stateful | None) -> None:
+        """Write it to a file, with the states of the method and of an attacker in the loop."""
         tensors = {f"column.{column}": torch.cat(values) for column, values in self.columns.items()}
-        tensors |= {f"state.{name}": tensor for name, tensor in method.state_dict().items()}
+        for part, thing in _present(parts):
+            tensors |= {f"{part}.{name}": tensor for name, tensor in thing.state_dict().items()}
         safetensors_io.write(path, tensors, {"run": run, "content": _hash(tensors)})
 
     @classmethod
-    def load(cls, path: Path, method: Method, run: str) -> Record:
-        """Continue where an earlier process was stopped, with the method in that state; else start afresh."""
+    def load(cls, path: Path, run: str, **parts: Stateful | None) -> Record:
+        """Continue where an earlier process was stopped, with its parts in their states then; else start afresh."""
         if not path.exists():
             return cls()
         tensors, header = safetensors_io.read(path)
         if header.get("run") != run or header.get("content") != _hash(tensors):
             raise StoreError(f"{path} is damaged or belongs to another run. Remove it to start this run afresh")
-        method.load_state_dict({n.removeprefix("state."): t for n, t in tensors.items() if n.startswith("state.")})
-        columns = {n.removeprefix("column."): t for n, t in tensors.items() if n.startswith("column.")}
+        for part, thing in _present(parts):
+            thing.load_state_dict(_below(tensors, part))
+        columns = _below(tensors, "column")
         sizes = columns["sizes"].tolist()
         return cls({name: list(torch.split(t, sizes if name in PER_IMAGE else 1)) for name, t in columns.items()})
 
+    def benign_figures(self, tail: int) -> dict[str, float | None]:
+        """Return the accuracy on images that are not the attacker's: in the clean tail of the stream, and before it."""
+        table = self._table()
+        right = (table["probs"].argmax(dim=1) == table["labels"]).double()
+        end = max(0, len(right) - tail)
+        return {"accuracy_benign": percent(right[:end][~table["attacked"][:end]])} | (
+            {"accuracy_tail": percent(right[end:])} if tail else {}
+        )
+
     def figures(self, classes: int) -> dict[str, Any]:
         """Return the figures of the row; accuracies are in percent."""
-        table = {name: torch.cat(values) for name, values in self.columns.items()}
+        table = self._table()
         probs, labels, attacked = table["probs"], table["labels"], table["attacked"]
         right = (probs.argmax(dim=1) == labels).double()
         per_batch = [100 * float(part.mean()) for part in torch.split(right, table["sizes"].tolist())]
@@ -101,6 +119,18 @@ class Record:
             "ms_per_step": 1e3 * float(taken.median()),
             "images_per_s": float(table["sizes"].double().mean() / taken.median()),
         }
+
+    def _table(self) -> dict[str, Tensor]:
+        return {name: torch.cat(values) for name, values in self.columns.items()}
+
+
+def _present(parts: Mapping[str, Stateful | None]) -> list[tuple[str, Stateful]]:
+    return [(part, thing) for part, thing in parts.items() if thing is not None]
+
+
+def _below(tensors: Mapping[str, Tensor], part: str) -> dict[str, Tensor]:
+    """Return the tensors whose names start with this part, without it."""
+    return {name.removeprefix(f"{part}."): t for name, t in tensors.items() if name.startswith(f"{part}.")}
 
 
 def _hash(tensors: Mapping[str, Tensor]) -> str:

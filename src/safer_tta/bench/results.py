@@ -23,6 +23,7 @@ SLIM = (
     "accuracy_attacked", "flagged_clean", "flagged_attacked", "nll", "ece", "ms_per_step",
     "device", "precision", "stream", "version",
 )  # fmt: skip
+POISONED = ("tail", "accuracy_benign", "accuracy_tail")  # columns of rows in which somebody poisons others
 # Fields that differ between two executions of the same run; rows are compared without them.
 TIMING = ("ms_per_step", "images_per_s", "peak_mb", "device", "threads", "versions", "check")
 
@@ -89,10 +90,15 @@ def without(row: Row, fields: Collection[str] = TIMING) -> Row:
     return {key: value for key, value in row.items() if key not in fields}
 
 
+def slim_columns(rows: Iterable[Row]) -> list[str]:
+    """Return the columns that slim rows have."""
+    return [*SLIM, *(POISONED if any("accuracy_benign" in row for row in rows) else ())]
+
+
 def slim_csv(rows: Iterable[Row]) -> str:
     """Return rows as CSV with the columns that tables need; options are JSON and hold only what is not a default."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, SLIM, extrasaction="ignore", lineterminator="\n")
+    text, rows = io.StringIO(), list(rows)
+    writer = csv.DictWriter(text, slim_columns(rows), extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
     for row in rows:
         described = {**row, "version": str(row["versions"].get("safer_tta", ""))}

@@ -14,13 +14,14 @@ from torch import Tensor
 
 from .. import __version__, methods
 from .._internal.progress import Tick, silent
-from .._internal.seeds import generator
-from ..attacks import ATTACKS
+from ..attacks import ATTACKS, Attacker, start
+from ..attacks.attacker import check_attackable as attackable
 from ..data import Batch, Domain, Stream
 from ..data.store import digest
 from ..errors import InvalidValueError
 from ..methods import Method
-from ..models import load_classifier
+from ..models import Classifier, load_classifier
+from ..predictors import Prediction
 from ..training.definitions import definition_of
 from ..training.trainer import check_classes, warn_if_seen
 from .experiment import Experiment
@@ -67,25 +68,31 @@ def perform(
     folder.mkdir(parents=True, exist_ok=True)
     _forget_peak(method.classifier.device)
     unfinished = results.progress(experiment.name)
-    record = Record.load(unfinished, method, experiment.name)
+    attacker = _attacker(experiment, method, materials)
+    record = Record.load(unfinished, experiment.name, method=method, attacker=attacker)
     saved = time.monotonic()
     for batch in stream.since(record.batches):
-        images = _attacked_live(experiment, method, batch, record.batches) if experiment.attacked_live else batch.images
-        _answer(method, images, batch, record)
+        images, labels, mine = batch
+        if attacker is not None:
+            images = attacker.perturb(images, labels, mine, record.batches)
+        answer = _answer(method, images, batch, record)
+        if attacker is not None:
+            attacker.see(images[mine], labels[mine], answer.probs.cpu()[mine])
         if time.monotonic() - saved >= save_seconds:
-            record.save(unfinished, method, experiment.name)
+            record.save(unfinished, experiment.name, method=method, attacker=attacker)
             saved = time.monotonic()
         tick(record.batches, len(stream), accuracy=record.last_accuracy)
     return results.write(_row(experiment, stream, record, method))
 
 
-def _answer(method: Method, images: Tensor, batch: Batch, record: Record) -> None:
-    """Let the method adapt to one batch, and record its answer and its time."""
+def _answer(method: Method, images: Tensor, batch: Batch, record: Record) -> Prediction:
+    """Let the method adapt to one batch, record its answer and its time, and return the answer."""
     started = time.perf_counter()
     prediction = method(images)
     if prediction.probs.is_cuda:
         torch.cuda.synchronize(prediction.probs.device)
     record.add(prediction, batch.labels, batch.attacked, time.perf_counter() - started)
+    return prediction
 
 
 def _row(experiment: Experiment, stream: Stream, record: Record, method: Method) -> Row:
@@ -95,6 +102,7 @@ def _row(experiment: Experiment, stream: Stream, record: Record, method: Method)
         "dataset": first.dataset,
         **experiment.fields(),
         **record.figures(len(first.classes)),
+        **(record.benign_figures(stream.spec.tail) if experiment.poisons else {}),
         **_machine(method),
         "stream": stream.name,
         "manifest": stream.manifest(),
@@ -102,17 +110,16 @@ def _row(experiment: Experiment, stream: Stream, record: Record, method: Method)
     }
 
 
-def _attacked_live(experiment: Experiment, method: Method, batch: Batch, number: int) -> Tensor:
-    """Attack as one who knows the defence: the predictor as it stands after the updates so far."""
-    attack, device = experiment.attack, method.classifier.device
-    assert attack is not None
-    randomness = generator(experiment.stream.seed, attack.name, number)
-    images, labels = batch.images.to(device), batch.labels.to(device)
-    with method.answering():
-        known = ATTACKS[attack.name]
-        mine = (batch.attacked.to(device),) if known.poisons else ()
-        attacked = known.perturb(method.predictor, images, labels, attack.threat, randomness, *mine)
-    return torch.where(batch.attacked[:, None, None, None], attacked.cpu(), batch.images)
+def _attacker(experiment: Experiment, method: Method, materials: Materials) -> Attacker | None:
+    """Start the attacker who is in the loop of the stream, if there is one."""
+    attack = experiment.attack
+    if attack is None or not experiment.attacked_live:
+        return None
+    victim: Method | Classifier = method
+    if ATTACKS[attack.name].memory is not None:  # an attacker who knows the source model only
+        victim = load_classifier(materials.source).to(materials.device)
+        victim.accelerate(precision=experiment.precision)
+    return start(attack.name, victim, seed=experiment.stream.seed, **attack.threat)
 
 
 def _check_source(experiment: Experiment, path: Path) -> None:
@@ -126,12 +133,9 @@ def _check_source(experiment: Experiment, path: Path) -> None:
 
 
 def check_attackable(experiment: Experiment) -> None:
-    """Refuse a live attack on a method that answers with more than its predictor."""
-    if experiment.attacked_live and not methods.METHODS[experiment.method].by_predictor:
-        raise InvalidValueError(
-            f"{experiment.method} answers with more than its predictor (a teacher, prototypes, an average), so an "
-            "attack through the predictor would overstate its robustness; expected a method such as tent, pl or tsd"
-        )
+    """Refuse a live attack that does not see all that the method answers with."""
+    if experiment.attack is not None:
+        attackable(ATTACKS[experiment.attack.name], methods.METHODS[experiment.method])
 
 
 PROCESS = Path("/proc/self")  # on Linux; elsewhere the peak of a CPU's memory is unknown

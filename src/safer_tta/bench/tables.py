@@ -18,6 +18,13 @@ Found = tuple[Cell, Row]
 K = TypeVar("K")
 V = TypeVar("V")
 MARKDOWN = {"best": "**{}**", "second": "<u>{}</u>", "": "{}"}
+HEADINGS = {
+    "accuracy": "accuracy, %",
+    "accuracy_clean": "accuracy on clean images, %",
+    "accuracy_attacked": "accuracy on attacked images, %",
+    "accuracy_benign": "accuracy on images of others, %",
+    "accuracy_tail": "accuracy on the clean tail, %",
+}
 LATEX = {"best": r"\textbf{{{}}}", "second": r"\underline{{{}}}", "": "{}"}
 
 
@@ -56,6 +63,7 @@ class Table:
     columns: tuple[str, ...]
     places: tuple[Column, ...]
     rows: tuple[tuple[str, tuple[Entry, ...]], ...]
+    heading: str = "accuracy, %"
 
     @property
     def compared(self) -> list[tuple[str, str, Entry, Published]]:
@@ -92,7 +100,11 @@ def _table(plan: Plan, grid: Grid, found: Sequence[Found], dataset: str, targets
         shown = label if not grid.best_of or not chosen else f"{label} [{_setting(grid, chosen[0][0])}]"
         rows.append((shown, entries))
     return Table(
-        grid.title or plan.title, tuple(c.label(len(targets) > 1) for c in columns), tuple(columns), tuple(rows)
+        grid.title or plan.title,
+        tuple(c.label(len(targets) > 1) for c in columns),
+        tuple(columns),
+        tuple(rows),
+        HEADINGS[grid.show],
     )
 
 
@@ -112,7 +124,8 @@ def _entry(grid: Grid, column: Column, label: str, found: Sequence[Found], datas
     per_seed = grouped(
         (cell.seed, row)
         for cell, row in found
-        if (cell.attack_rate, _column(grid, cell).varied) == (column.rate, column.varied)
+        if row.get(grid.show) is not None
+        and (cell.attack_rate, _column(grid, cell).varied) == (column.rate, column.varied)
         and column.target in (AVERAGE, cell.target)
     )
     paper = published(grid.paper, dataset, column.target, label, dict(column.varied), column.rate)
@@ -123,11 +136,22 @@ def _entry(grid: Grid, column: Column, label: str, found: Sequence[Found], datas
     complete = [rows for rows in per_seed.values() if len(rows) == whole]
     if not complete:
         return Entry(paper=paper)
-    accuracies = [[row["accuracy"] for row in rows] for rows in complete]
+    accuracies = [[row[grid.show] for row in rows] for rows in complete]
     means = [statistics.mean(values) for values in accuracies]
     spread = statistics.stdev(means) if len(means) > 1 else None
-    ends = interval(accuracies, [row["images"] for row in complete[0]])
+    ends = interval(accuracies, [_shown_images(grid, row) for row in complete[0]])
     return Entry(statistics.mean(means), spread, *ends, len(means), paper)
+
+
+def _shown_images(grid: Grid, row: Row) -> int:
+    """Return over how many images the figure goes that a table shows."""
+    images: int = row["images"]
+    if grid.show == "accuracy":
+        return images
+    attacked = round(images * float(row["attacked_share"]) / 100)
+    tail = min(images, int(row.get("tail", 0)))
+    counts: dict[str, int] = {"accuracy_attacked": attacked, "accuracy_clean": images - attacked, "accuracy_tail": tail}
+    return counts.get(grid.show, images - attacked - tail)
 
 
 def best(grid: Grid, found: Sequence[Found]) -> Sequence[Found]:
@@ -154,7 +178,7 @@ def _setting(grid: Grid, cell: Cell) -> str:
 
 def markdown(table: Table) -> str:
     body = [[label, *(MARKDOWN[mark].format(plain(e)) for e, mark in row)] for label, row in table.marked()]
-    return _grid(["accuracy, %", *table.columns], body)
+    return _grid([table.heading, *table.columns], body)
 
 
 def latex(table: Table) -> str:

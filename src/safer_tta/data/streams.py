@@ -21,7 +21,8 @@ from .domains import Domain
 from .store import content_of, digest
 
 Index = NDArray[np.int64]
-DRAWS = ("exact", "bernoulli", "late")
+WHOLE_BATCHES = ("batches", "batches-first")  # draws in which a batch is attacked as a whole or not at all
+DRAWS = ("exact", "bernoulli", "late", *WHOLE_BATCHES)
 
 
 class Batch(NamedTuple):
@@ -38,11 +39,14 @@ class StreamSpec:
 
     Attributes:
         order: "shuffled", "correlated" (by class), "continual" (domains in turn) or "mixed" (domains shuffled).
-        attack_rate: The percentage of attacked images in a batch.
+        attack_rate: The percentage of attacked images in a batch; of whole batches, the percentage of these.
         draw: "exact" attacks exactly this share of a batch, "bernoulli" each image with this probability, and "late"
-            exactly this share from the middle of the stream on.
+            exactly this share from the middle of the stream on. "batches" attacks this share of all batches as a whole,
+            evenly spread over the stream; "batches-first" attacks as many, all at its start.
         batch: Images in a batch.
         limit: The stream ends after this many images.
+        tail: This many images at the end of the stream are never attacked. Of whole batches, those that reach into the
+            tail are not attacked.
         seed: Decides the order and which images are attacked.
 
     Raises:
@@ -55,16 +59,20 @@ class StreamSpec:
     draw: str = "exact"
     batch: int = 64
     limit: int | None = None
+    tail: int = 0
     seed: int = 0
 
     def __post_init__(self) -> None:
         # A stream has one name, whether a value came as 50 or 50.0, or as a number of numpy's or Python's.
         object.__setattr__(self, "attack_rate", float(self.attack_rate))
         object.__setattr__(self, "seed", operator.index(self.seed))
+        checks.whole(tail=self.tail)
         checks.one_of(ORDERS, order=self.order)
         checks.one_of(DRAWS, draw=self.draw)
         if not 0 <= self.attack_rate <= 100:
             raise InvalidValueError(f"attack_rate is {self.attack_rate}; expected a percentage from 0 to 100")
+        if self.tail < 0:
+            raise InvalidValueError(f"tail is {self.tail}; expected a number of images of at least 0")
         checks.count(batch=self.batch, limit=1 if self.limit is None else self.limit)
 
 
@@ -137,18 +145,37 @@ class Stream:
         return Batch(torch.from_numpy(np.stack(images)), torch.tensor(labels), torch.from_numpy(chosen))
 
     def _choose_attacked(self, window: slice) -> NDArray[np.bool_]:
+        before_tail = max(0, len(self.order) - self.spec.tail - window.start)
         priority = self.priority[window]
-        if self.spec.draw == "bernoulli":
-            return np.asarray(priority < self.spec.attack_rate / 100)
-        number = window.start // self.spec.batch
         chosen = np.zeros(len(priority), dtype=bool)
+        chosen[:before_tail] = self._choose(priority[:before_tail], window.start // self.spec.batch)
+        return chosen
+
+    def _choose(self, priority: NDArray[np.float32], number: int) -> NDArray[np.bool_]:
+        """Return which images of batch `number` are attacked, of those that are not in the tail."""
+        share, chosen = self.spec.attack_rate / 100, np.zeros(len(priority), dtype=bool)
+        if self.spec.draw == "bernoulli":
+            return np.asarray(priority < share)
+        if self.spec.draw in WHOLE_BATCHES:
+            return chosen | self._owned(share, number)
         if self.spec.draw == "late" and number < len(self) // 2:
             return chosen
         # A fraction of an image rounds up or down by the batch's own number, so a higher rate never attacks fewer.
-        exact = self.spec.attack_rate / 100 * len(priority)
-        count = int(exact + self.rounding[number] + 1e-9)
+        count = int(share * len(priority) + self.rounding[number] + 1e-9)
         chosen[np.argsort(priority, kind="stable")[:count]] = True
         return chosen
+
+    def _owned(self, share: float, number: int) -> bool:
+        """Return whether batch `number` is one of those that are attacked as a whole."""
+        batches = (len(self.order) - self.spec.tail) // self.spec.batch if self.spec.tail else len(self)
+        if number >= batches or self.spec.draw == "batches-first":
+            return number < min(batches, _nearest(share * batches))
+        return _nearest(share * (number + 1)) > _nearest(share * number)
+
+
+def _nearest(value: float) -> int:
+    """Return the nearest whole number; a half is rounded up."""
+    return int(value + 0.5 + 1e-9)
 
 
 def excerpt(domain: Domain, images: int, seed: int) -> Domain:
