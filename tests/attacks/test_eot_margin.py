@@ -46,7 +46,7 @@ def test_two_passes_give_the_gradient_of_the_margin_of_mean_scores(mixing, targe
     expected = torch.autograd.grad(value.sum() / len(x), own)[0]
     aim = Aim(predictor, y, target, caution)
     torch.testing.assert_close(aim.gradient(x, draws) / len(x), expected, rtol=1e-3, atol=1e-7)
-    torch.testing.assert_close(aim.value(x, draws), value.detach())
+    torch.testing.assert_close(aim.value(x, draws).double(), value.detach(), rtol=1e-5, atol=1e-6)
 
 
 def test_the_best_wrong_class_is_that_of_the_mean_and_not_of_each_draw():
