@@ -39,7 +39,12 @@ def drawings(size: int = 40, side: int = 24, seed: int = 0) -> tuple[torch.Tenso
 @functools.cache
 def trained_net(seed: int = 0) -> nn.Module:
     """A small network that has learnt the patterns. Tests share it and must not change it."""
-    model, (x, y) = small_net(seed=seed), drawings(seed=seed + 1)
+    return learnt(*drawings(seed=seed + 1), seed=seed)
+
+
+def learnt(x: torch.Tensor, y: torch.Tensor, seed: int = 0) -> nn.Module:
+    """A small network that has learnt these images."""
+    model = small_net(seed=seed)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     with torch.random.fork_rng():
         torch.manual_seed(seed)  # of the dropout

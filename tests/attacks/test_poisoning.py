@@ -8,7 +8,8 @@ from torch import nn
 
 import safer_tta
 from safer_tta.attacks import start
-from tests.conftest import CLASSES, small_net
+from tests.attacks.parts import learnt
+from tests.conftest import CLASSES
 from tests.contract.parts import generator
 
 BATCHES, SIZE = 16, 20
@@ -25,16 +26,7 @@ def patterns(size, seed):
 
 @functools.cache
 def trained():
-    model, (x, y) = small_net(), patterns(40, seed=1)
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    with torch.random.fork_rng():
-        torch.manual_seed(0)  # of the dropout
-        for _ in range(120):
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(model(x / 255), y).backward()
-            optimizer.step()
-    optimizer.zero_grad()
-    return model.eval()
+    return learnt(*patterns(40, seed=1))
 
 
 def benign_answers(objective=None, method="tent", **options):
