@@ -23,7 +23,7 @@ from ..methods import Method
 from ..models import load_classifier
 from ..training.definitions import definition_of
 from ..training.trainer import check_classes, warn_if_seen
-from .experiment import Experiment
+from .experiment import AttackOn, Experiment
 from .record import Record
 from .results import Results, Row
 
@@ -70,7 +70,9 @@ def perform(
     record = Record.load(unfinished, method, experiment.name)
     saved = time.monotonic()
     for batch in stream.since(record.batches):
-        images = _attacked_live(experiment, method, batch, record.batches) if experiment.attacked_live else batch.images
+        images = batch.images
+        if experiment.attacked_live and experiment.attack is not None:
+            images = attack_live(experiment.attack, method, batch, experiment.stream.seed, record.batches)
         _answer(method, images, batch, record)
         if time.monotonic() - saved >= save_seconds:
             record.save(unfinished, method, experiment.name)
@@ -102,11 +104,13 @@ def _row(experiment: Experiment, stream: Stream, record: Record, method: Method)
     }
 
 
-def _attacked_live(experiment: Experiment, method: Method, batch: Batch, number: int) -> Tensor:
-    """Attack as one who knows the defence: the predictor as it stands after the updates so far."""
-    attack, device = experiment.attack, method.classifier.device
-    assert attack is not None
-    randomness = generator(experiment.stream.seed, attack.name, number)
+def attack_live(attack: AttackOn, method: Method, batch: Batch, seed: int, number: int) -> Tensor:
+    """Attack a batch of this number as one who knows the defence: its predictor as it stands after the updates so far.
+
+    Return bytes, on the CPU. Randomness is named by the seed, the attack and the number.
+    """
+    randomness = generator(seed, attack.name, number)
+    device = method.classifier.device
     images, labels = batch.images.to(device), batch.labels.to(device)
     with method.answering():
         known = ATTACKS[attack.name]
@@ -127,11 +131,19 @@ def _check_source(experiment: Experiment, path: Path) -> None:
 
 def check_attackable(experiment: Experiment) -> None:
     """Refuse a live attack on a method that answers with more than its predictor."""
-    if experiment.attacked_live and not methods.METHODS[experiment.method].by_predictor:
-        raise InvalidValueError(
-            f"{experiment.method} answers with more than its predictor (a teacher, prototypes, an average), so an "
-            "attack through the predictor would overstate its robustness; expected a method such as tent, pl or tsd"
-        )
+    problem = unattackable(experiment.method) if experiment.attacked_live else None
+    if problem is not None:
+        raise InvalidValueError(f"{problem}; expected a method such as tent, pl or tsd")
+
+
+def unattackable(method: str) -> str | None:
+    """Say why no live attack is made on a method; None if one can be."""
+    if methods.METHODS[method].by_predictor:
+        return None
+    return (
+        f"{method} answers with more than its predictor (a teacher, prototypes, an average), so an attack through the "
+        "predictor would overstate its robustness"
+    )
 
 
 PROCESS = Path("/proc/self")  # on Linux; elsewhere the peak of a CPU's memory is unknown
