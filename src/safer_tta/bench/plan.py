@@ -74,12 +74,13 @@ class Attack(BaseModel):
         return self
 
     def threat(self, effort: float) -> dict[str, Any]:
-        """Return what the attack is told; effort: the share of its default steps that it takes."""
+        """Return what the attack is told; effort: the share of its default steps, or queries, that it takes."""
         known = ATTACKS[self.name]
         counted = "steps" in known.options or not known.own_steps
         steps = max(1, round(known.steps * effort)) if counted else None
         step = None if self.step is None else self.step / LEVELS
-        given = {"step": step, "steps": self.steps or steps, **(self.model_extra or {})}
+        queries = round(known.options["queries"] * effort) if "queries" in known.options else None
+        given = {"step": step, "steps": self.steps or steps, "queries": queries, **(self.model_extra or {})}
         given = {name: value for name, value in given.items() if value is not None}
         budget = {"eps": self.eps / LEVELS, "norm": self.norm}
         if not known.norms:  # an attack with another budget refuses what is asked of this one
