@@ -42,7 +42,8 @@ class Defence:
         self.model, self.method, self.predictor, self.norm = model, method, predictor, norm
         self.seed, self.options = seed, dict(options)
         started = self.start()
-        self.name = f"{method} on {predictors.parse(predictor)[0]}"
+        name, own = predictors.parse(predictor)
+        self.name = " ".join([f"{method} on {name}", *(f"{option}={value}" for option, value in own.items())])
         self.suspects = started.predictor.estimates_suspicion
         self.passes = METHODS[method].cost.passes
         self.views = 1 + int(started.predictor.settings.get("views", 0))
@@ -92,7 +93,7 @@ class Defence:
 
 
 def fingerprint(classifier: Classifier) -> str:
-    """Return a hash of a model: its layers, its numbers, and what its images are normalised with."""
+    """Return a hash of a model: its layers and its numbers, what its images are normalised with, and code of yours."""
     normalised = [None if t is None else t.flatten().tolist() for t in (classifier.mean, classifier.std)]
     state = classifier.model.state_dict()
     parts = [

@@ -56,7 +56,7 @@ class Pass:
         right = table[f"right {threat.times}"].double()
         accuracy = 100 * float(right.mean())
         low, high = wilson(accuracy, len(right))
-        found = {"images": len(right), "accuracy": accuracy, "low": low, "high": high}
+        found: dict[str, Any] = {"images": len(right), "accuracy": accuracy, "low": low, "high": high}
         found["accuracy_alone"] = percent(table["alone"].double())
         suspicion = table["suspicion"].double()
         if bool(suspicion.isnan().any()):

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..bench import figures
 from ..bench.report import Value, View, charts, listed, paragraph, section, sortable, views
 from ..bench.report import page as whole_page
-from .pictures import Picture
+from .measure import Picture
 
 if TYPE_CHECKING:
     from .report import Report

@@ -8,8 +8,8 @@ from typing import Any
 
 from .._internal.files import FilePath, atomic_write
 from .advice import advice
+from .measure import Picture
 from .page import page
-from .pictures import Picture
 from .requirements import Requirement
 from .threats import untried
 

@@ -40,8 +40,9 @@ class Threat:
         return self.images[EFFORTS.index(effort)]
 
 
-WHITE_BOX = {"quick": {"draws": 2, "steps": 20, "step": 2 / 255}, "full": {"draws": 4, "restarts": 2}}
-DIA = {"quick": {"eps": 16 / 255, "steps": 20, "step": 2 / 255}, "full": {"eps": 16 / 255}}
+# The white box, at quick and at full effort: later threats go on from there.
+BRIEFLY: Mapping[str, Any] = {"draws": 2, "steps": 20, "step": 2 / 255}
+THOROUGHLY: Mapping[str, Any] = {"draws": 4, "restarts": 2}
 
 LADDER = (
     Threat("clean", "Nobody attacks.", images=(128, 1024)),
@@ -64,19 +65,19 @@ LADDER = (
     ),
     Threat(
         "white-box", "They have the adapted model, know the defence, and compute gradients through both.", "eot-margin",
-        **WHITE_BOX, images=(64, 256),
+        BRIEFLY, THOROUGHLY, images=(64, 256),
     ),
     Threat(
         "cautious", "They know all of this, and also keep the suspicion low.", "eot-margin",
-        {**WHITE_BOX["quick"], "caution": 0.3}, {**WHITE_BOX["full"], "caution": 0.3}, images=(64, 256), suspected=True,
+        {**BRIEFLY, "caution": 0.3}, {**THOROUGHLY, "caution": 0.3}, images=(64, 256), suspected=True,
     ),
     Threat(
         "resubmission", "They send each image of the white box ten times, and one wrong answer is enough.",
-        "eot-margin", **WHITE_BOX, images=(64, 256), times=10,
+        "eot-margin", BRIEFLY, THOROUGHLY, images=(64, 256), times=10,
     ),
     Threat(
         "dia", "They own a fifth of each batch, and harm the answers to the images of others.", "dia",
-        **DIA, images=(64, 256), rate=20.0,
+        {"eps": 16 / 255, "steps": 20, "step": 2 / 255}, {"eps": 16 / 255}, images=(64, 256), rate=20.0,
     ),
 )  # fmt: skip
 BY_NAME = {threat.name: threat for threat in LADDER}

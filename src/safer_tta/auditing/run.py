@@ -83,8 +83,8 @@ def audit(
     for name in names:
         one_of(BY_NAME, threat=name)
     chosen = [threat for threat in LADDER if threat.name in names]
-    asked = list({digest({"of": p}): p for p in (predictor, *compare)}.values())
-    defences = [Defence(model, method, one, norm, seed, options) for one in asked]
+    asked = [Defence(model, method, one, norm, seed, options) for one in (predictor, *compare)]
+    defences = list({defence.name: defence for defence in asked}.values())
     with contextlib.nullcontext(str(folder)) if folder is not None else tempfile.TemporaryDirectory() as place:
         own = defences[0].surrogate(surrogate)
         domain = gather(data, max(t.count(effort) for t in LADDER), own.num_classes, seed)
