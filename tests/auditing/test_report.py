@@ -70,7 +70,7 @@ def test_the_page_in_a_browser(report, tmp_path, browser):
 
 
 def test_worst_images_were_right_before_and_changed_within_the_budget(audited):
-    report = audited("pgd")
+    report = audited("pgd", method="none")
     (pictures,) = report.pictures.values()
     assert pictures
     assert [p.confidence for p in pictures] == sorted((p.confidence for p in pictures), reverse=True)
@@ -113,8 +113,6 @@ def test_a_recommendation_needs_rows_that_lie_apart(rows, said):
 
 def test_a_threshold_leaves_few_clean_images_unanswered():
     clean = made_up("clean", 52.0, [number / 100 for number in range(100)])
-    (sentence, *_) = advice([clean, made_up("pgd", 50.0, LOUD + [1.0] * 900, images=1000)], [clean])
-    assert not sentence.startswith("Abstain"), "the row of pgd is not that of this defence"
     (sentence, *_) = advice([], [clean, made_up("pgd", 50.0, [1.0] * 100)])
     assert re.match(r"Abstain above a suspicion of 0\.94\d?: that leaves 5 % .* and 100 % of pgd\.", sentence)
 

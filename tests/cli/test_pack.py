@@ -19,6 +19,7 @@ from safer_tta.training import Recipe
 from safer_tta.training.definitions import definition_of, describe_model
 from safer_tta.training.trainer import recipe_of
 from tests.conftest import identical
+from tests.data.parts import image_folder
 from tests.models.conftest import forget
 from tests.models.parts import CLASSES, HAD, SIDE
 from tests.processes import run_safer
@@ -56,7 +57,10 @@ def library(path, pictures, **service):
 
 @pytest.mark.parametrize("kind", HAD)
 def test_from_a_checkpoint_to_answers_of_a_service(kind, good, photographs, tmp_path, monkeypatch, forget):
-    """Pack, serve, send; the answers are the library's, bit for bit, and the service has the model's own names."""
+    """Pack, serve, send; the answers are the library's, bit for bit, and the service has the model's own names.
+
+    Then audit it on a folder of labelled images.
+    """
     had, path = HAD[kind](tmp_path), tmp_path / "model.safetensors"
     packed = good("pack", *had.words, "--out", path)
     assert (packed["classes"], packed["side"]) == (len(CLASSES), SIDE)
@@ -82,6 +86,11 @@ def test_from_a_checkpoint_to_answers_of_a_service(kind, good, photographs, tmp_
     resize = Resize.parse(packed["resize"])
     arrays = np.stack([np.asarray(resize.apply(p, SIDE)).transpose(2, 0, 1) for p in photographs[1][:4]])
     assert method(torch.from_numpy(arrays)).probs.tolist() == expected[0]
+    audited = image_folder(tmp_path / "data", ["labelled"], CLASSES, count=2) / "labelled"
+    cheap = ("--threat", "clean", "--predictor", "plain", "--method", "none", "--out", tmp_path / "audit")
+    (row,) = good(*before, "audit", "--model", path, "--data", audited, *cheap)["rows"]
+    assert (row["images"], row["accuracy"]) == (8, row["accuracy_alone"])
+    assert (tmp_path / "audit" / "report.html").exists()
 
 
 def test_a_model_of_ones_own_is_not_served_without_its_file(good, safer, tmp_path, monkeypatch, forget):

@@ -1,5 +1,6 @@
 """The command `safer audit`."""
 
+import dataclasses
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -91,9 +92,23 @@ def _domain(model: Path, data: str, target: str | None, side: int | None) -> Any
     resize, flat = Resize.parse(card.resize), target is None
     name = target or Path(data).resolve().name
     domain = open_data(data, side or card.side, name, others=False, resize=resize, flat=flat).domain(name)
+    domain = _as_known(domain, card.classes)
     check_classes(model, domain)
     warn_if_seen(model, [domain])
     return domain
+
+
+def _as_known(domain: Any, classes: tuple[str, ...]) -> Any:
+    """Number the classes of images as the model does, if it knows all of them; folders are in the order of names."""
+    import numpy as np
+
+    from ..data.store import digest
+
+    if domain.classes == tuple(classes) or not set(domain.classes) <= set(classes):
+        return domain
+    numbers = np.array([classes.index(name) for name in domain.classes])
+    content = digest({"of": domain.content, "classes": list(classes)})
+    return dataclasses.replace(domain, labels=numbers[domain.labels], classes=tuple(classes), content=content)
 
 
 def _attackers(surrogate: Path, domain: Any, device: str) -> Any:

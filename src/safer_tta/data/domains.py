@@ -183,7 +183,9 @@ class ImageFolder:
         if not self.root.is_dir():
             raise DataError(f"{self.root} is not a folder; expected root/domain/class/image or the word 'synthetic'")
         found = [folder.name for folder in _folders(self.root)]
-        self.name, self.places = ("flat", {self.root.name: self.root}) if flat else _recognise(self.root, found)
+        self.name, self.places = (
+            (self.root.name.lower(), {self.root.name: self.root}) if flat else _recognise(self.root, found)
+        )
         per_domain = {domain: self._classes(place) for domain, place in self.places.items()}
         if not any(images for classes in per_domain.values() for images in classes.values()):
             raise DataError(
