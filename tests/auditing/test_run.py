@@ -85,6 +85,12 @@ def test_the_white_box_goes_through_the_method_as_it_stands(audited):
     assert without(alone, TIMES) == without(again, TIMES)
 
 
+def test_one_who_knows_the_defence_has_the_one_that_is_audited(audited):
+    defence = {"name": "safer", "views": 2}
+    (row,) = audited("aware", predictor=defence).rows
+    assert (row["told"]["defence"], row["defence"]) == (defence, "tent on safer views=2")
+
+
 def test_neighbours_are_counted_on_the_images_of_others(audited):
     (row,) = audited("dia").rows
     assert 0 < row["images"] < 32
