@@ -12,6 +12,7 @@ from PIL import Image
 import safer_tta
 from safer_tta._internal.resizing import Resize
 from safer_tta._internal.seeds import generator
+from safer_tta.auditing.defence import fingerprint
 from safer_tta.client import Client
 from safer_tta.models.card import read_card
 from safer_tta.serve.server import Service
@@ -142,7 +143,7 @@ def version_of(service):
     return engine.served.version
 
 
-def test_code_enters_the_names_of_runs_trainings_and_services(good, tmp_path, forget):
+def test_code_enters_the_names_of_runs_trainings_services_and_audits(good, tmp_path, forget):
     """Another file that builds the same network gives rows of their own; the packed weights are the same."""
     had, path = HAD["own"](tmp_path), tmp_path / "model.safetensors"
     good("pack", *had.words, "--out", path)
@@ -150,14 +151,16 @@ def test_code_enters_the_names_of_runs_trainings_and_services(good, tmp_path, fo
     forget()
     service = Service(model=path, folder=tmp_path / "one", code=(str(had.code),), method="none", predictor="plain")
     versions = [version_of(service)]
+    audited = [fingerprint(safer_tta.load_classifier(path))]
     defined = [definition_of(path)]
     trained = [describe_model("data", ["photo"], Recipe(architecture="my_models:make", weights=str(path)))]
     forget()
     had.code.write_text(had.code.read_text() + "\n# a comment\n")
     versions.append(version_of(dataclasses.replace(service, folder=tmp_path / "two")))
+    audited.append(fingerprint(safer_tta.load_classifier(path)))
     defined.append(definition_of(path))
     trained.append(describe_model("data", ["photo"], Recipe(architecture="my_models:make", weights=str(path))))
-    for before, after in (versions, defined, trained):
+    for before, after in (versions, defined, trained, audited):
         assert before != after
     assert defined[0]["file"] == defined[1]["file"]
 

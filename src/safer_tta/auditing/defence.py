@@ -14,6 +14,7 @@ from ..comparison.run import SHARED
 from ..errors import InvalidTypeError
 from ..methods import METHODS, Method
 from ..models import Classifier
+from ..models.building import code_of
 from ..models.norm import NORMS
 from ..predictors import Predictor
 
@@ -93,11 +94,9 @@ class Defence:
 
 
 def fingerprint(classifier: Classifier) -> str:
-    """Return a hash of a model: its layers and its numbers, what its images are normalised with, and code of yours."""
+    """Return a hash of a model: its layers and its numbers, what normalises its images, and code of the user's own."""
     normalised = [None if t is None else t.flatten().tolist() for t in (classifier.mean, classifier.std)]
+    code = "" if classifier.card is None else code_of(classifier.card.architecture)
     state = classifier.model.state_dict()
-    parts = [
-        repr((classifier.model, classifier.head_name, normalised, list(state))).encode(),
-        *map(raw_bytes, state.values()),
-    ]
-    return hash_bytes(parts).hex()
+    described = repr((classifier.model, classifier.head_name, normalised, code, list(state)))
+    return hash_bytes([described.encode(), *map(raw_bytes, state.values())]).hex()
