@@ -153,7 +153,7 @@ def test_an_audit_that_was_killed_continues(audited, tmp_path, monkeypatch):
     ids=str,
 )
 def test_rows_are_named_by_what_they_depend_on(changed, audited):
-    (before,), (after,) = audited("clean").rows, audited("clean", **changed).rows
+    (before,), (after,) = audited("clean", norm="stream").rows, audited("clean", **{"norm": "stream", **changed}).rows
     assert before["run"] != after["run"]
 
 

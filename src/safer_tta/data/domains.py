@@ -182,10 +182,9 @@ class ImageFolder:
         self.root = Path(root).resolve()
         if not self.root.is_dir():
             raise DataError(f"{self.root} is not a folder; expected root/domain/class/image or the word 'synthetic'")
-        found = [folder.name for folder in _folders(self.root)]
-        self.name, self.places = (
-            (self.root.name.lower(), {self.root.name: self.root}) if flat else _recognise(self.root, found)
-        )
+        self.name, self.places = self.root.name.lower(), {self.root.name: self.root}
+        if not flat:
+            self.name, self.places = _recognise(self.root, [folder.name for folder in _folders(self.root)])
         per_domain = {domain: self._classes(place) for domain, place in self.places.items()}
         if not any(images for classes in per_domain.values() for images in classes.values()):
             raise DataError(
