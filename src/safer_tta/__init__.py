@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from . import (
         attacks,
+        auditing,
         client,
         data,
         errors,
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     )
     from ._internal.malloc import keep_freed_memory
     from .api import adapt
+    from .auditing import audit
     from .comparison import compare
     from .errors import SaferError
     from .gate import Gate
@@ -42,18 +44,19 @@ logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 __all__ = [  # noqa: RUF022 - in groups
     # What users call.
-    "Classifier", "Guard", "Method", "Prediction", "SaferError", "adapt", "compare", "keep_freed_memory",
+    "Classifier", "Guard", "Method", "Prediction", "SaferError", "adapt", "audit", "compare", "keep_freed_memory",
     "load_classifier",
     # What is configured or extended.
     "AdaptiveMixing", "Defended", "Gate", "Mixing", "Plain", "Predictor", "Safer",
     # Rooms.
-    "attacks", "client", "data", "errors", "evaluation", "guards", "methods", "mixing", "models", "pooling",
+    "attacks", "auditing", "client", "data", "errors", "evaluation", "guards", "methods", "mixing", "models", "pooling",
     "predictors", "training", "views",
 ]  # fmt: skip
 
 # Names are imported when they are asked for: `safer --help` need not wait for torch.
 _HOMES = {"adapt": "api", "keep_freed_memory": "_internal.malloc", "SaferError": "errors", "Classifier": "models"}
 _HOMES |= {
+    "audit": "auditing",
     "compare": "comparison",
     "load_classifier": "models",
     "Gate": "gate",

@@ -1,6 +1,8 @@
+import re
+
 import pytest
 
-from safer_tta.bench import drawings, tables
+from safer_tta.bench import drawings, figures, tables
 from tests.bench.helpers import PLANS, made_up
 
 
@@ -28,3 +30,16 @@ def test_a_curve_shows_the_setting_that_its_table_shows():
     table = tables.tables(drawn, found, "pacs")[0]
     chosen = [(c, r) for c, r in found if r["accuracy"] == 90]
     assert drawings.drawing(drawn, 0, found, table) == drawings.drawing(drawn, 0, chosen, table)
+
+
+def test_bars_reach_over_their_intervals():
+    """Also where there is no run; and a wider interval is drawn wider."""
+    drawn = [figures.bars(["a", "b"], {"x": [50.0, None]}, ends={"x": [end, None]}) for end in ((40.0, 70.0), (40, 60))]
+    reach = [[float(n) for n in re.findall(r"[ML] ([\d.]+) [\d.]+", _last_line(one.svg))] for one in drawn]
+    assert reach[0][0] == reach[1][0]
+    assert reach[0][1] > reach[1][1]
+
+
+def _last_line(svg):
+    """The path of the line at the end of the first bar."""
+    return re.findall(r'<g id="LineCollection_1">\s*<path d="([^"]+)"', svg)[0]

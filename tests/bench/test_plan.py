@@ -62,6 +62,8 @@ def test_a_quick_size_takes_fewer_steps_also_of_an_attack_that_chooses_their_siz
         assert plan.Attack(name=name).threat(0.1)["steps"] == steps
         assert plan.Attack(name=name, steps=7).threat(0.1)["steps"] == 7
     assert "steps" not in plan.Attack(name="autoattack").threat(0.1)
+    assert plan.Attack(name="square").threat(0.1)["queries"] == 100
+    assert plan.Attack(name="square", queries=7).threat(0.1)["queries"] == 7
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from tests.processes import python
 COMMANDS = [
     "attack",
     "attacks",
+    "audit",
     "bench",
     "data check",
     "demo",

@@ -12,6 +12,7 @@ from PIL import Image
 import safer_tta
 from safer_tta._internal.resizing import Resize
 from safer_tta._internal.seeds import generator
+from safer_tta.auditing.defence import fingerprint
 from safer_tta.client import Client
 from safer_tta.models.card import read_card
 from safer_tta.serve.server import Service
@@ -19,6 +20,7 @@ from safer_tta.training import Recipe
 from safer_tta.training.definitions import definition_of, describe_model
 from safer_tta.training.trainer import recipe_of
 from tests.conftest import identical
+from tests.data.parts import image_folder
 from tests.models.conftest import forget
 from tests.models.parts import CLASSES, HAD, SIDE
 from tests.processes import run_safer
@@ -56,7 +58,10 @@ def library(path, pictures, **service):
 
 @pytest.mark.parametrize("kind", HAD)
 def test_from_a_checkpoint_to_answers_of_a_service(kind, good, photographs, tmp_path, monkeypatch, forget):
-    """Pack, serve, send; the answers are the library's, bit for bit, and the service has the model's own names."""
+    """Pack, serve, send; the answers are the library's, bit for bit, and the service has the model's own names.
+
+    Then audit it on a folder of labelled images.
+    """
     had, path = HAD[kind](tmp_path), tmp_path / "model.safetensors"
     packed = good("pack", *had.words, "--out", path)
     assert (packed["classes"], packed["side"]) == (len(CLASSES), SIDE)
@@ -82,6 +87,11 @@ def test_from_a_checkpoint_to_answers_of_a_service(kind, good, photographs, tmp_
     resize = Resize.parse(packed["resize"])
     arrays = np.stack([np.asarray(resize.apply(p, SIDE)).transpose(2, 0, 1) for p in photographs[1][:4]])
     assert method(torch.from_numpy(arrays)).probs.tolist() == expected[0]
+    audited = image_folder(tmp_path / "data", ["labelled"], CLASSES, count=2) / "labelled"
+    cheap = ("--threat", "clean", "--predictor", "plain", "--method", "none", "--out", tmp_path / "audit")
+    (row,) = good(*before, "audit", "--model", path, "--data", audited, *cheap)["rows"]
+    assert (row["images"], row["accuracy"]) == (8, row["accuracy_alone"])
+    assert (tmp_path / "audit" / "report.html").exists()
 
 
 def test_a_model_of_ones_own_is_not_served_without_its_file(good, safer, tmp_path, monkeypatch, forget):
@@ -133,7 +143,7 @@ def version_of(service):
     return engine.served.version
 
 
-def test_code_enters_the_names_of_runs_trainings_and_services(good, tmp_path, forget):
+def test_code_enters_the_names_of_runs_trainings_services_and_audits(good, tmp_path, forget):
     """Another file that builds the same network gives rows of their own; the packed weights are the same."""
     had, path = HAD["own"](tmp_path), tmp_path / "model.safetensors"
     good("pack", *had.words, "--out", path)
@@ -141,14 +151,16 @@ def test_code_enters_the_names_of_runs_trainings_and_services(good, tmp_path, fo
     forget()
     service = Service(model=path, folder=tmp_path / "one", code=(str(had.code),), method="none", predictor="plain")
     versions = [version_of(service)]
+    audited = [fingerprint(safer_tta.load_classifier(path))]
     defined = [definition_of(path)]
     trained = [describe_model("data", ["photo"], Recipe(architecture="my_models:make", weights=str(path)))]
     forget()
     had.code.write_text(had.code.read_text() + "\n# a comment\n")
     versions.append(version_of(dataclasses.replace(service, folder=tmp_path / "two")))
+    audited.append(fingerprint(safer_tta.load_classifier(path)))
     defined.append(definition_of(path))
     trained.append(describe_model("data", ["photo"], Recipe(architecture="my_models:make", weights=str(path))))
-    for before, after in (versions, defined, trained):
+    for before, after in (versions, defined, trained, audited):
         assert before != after
     assert defined[0]["file"] == defined[1]["file"]
 

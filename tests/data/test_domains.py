@@ -34,6 +34,15 @@ def test_any_folder_is_opened(tmp_path):
     assert tuple(one.images[4, :, 0, 0]) == (0, 80, 20)
 
 
+def test_a_flat_folder_is_one_domain(root):
+    one, whole = open_dataset(root / "one", flat=True, side=8, cache=root.parent / "cache"), open_small(root)
+    assert (one.domains, one.classes) == (("one",), whole.classes)
+    assert np.array_equal(one.domain("one").images, whole.domain("one").images)
+    assert one.domain("one").labels.tolist() == whole.domain("one").labels.tolist()
+    with pytest.raises(DataError, match="expected data/class/image"):
+        open_dataset(root, flat=True)
+
+
 def test_images_are_decoded_once_and_again_if_the_folder_changes(root):
     first = open_small(root).domain("two")
     with pytest.MonkeyPatch.context() as patch:

@@ -70,6 +70,7 @@ SMALLER = [
     (r"--data PATH/TO/PACS", "--data synthetic"),
     (r"^safer train (.*)", r"safer train \1 --steps 2 --batch 4"),
     (r"^safer attack (.*)--store work( --attack-steps 20)?", r"safer attack \1--store work --attack-steps 1"),
+    (r"^safer audit (.*)", r"safer audit \1 --threat clean --threat dia --predictor plain"),
     (r"^safer run (.*)", r"safer run \1 --attack-steps 1 --images 64"),
     (r"^safer bench (?!list|status|tasks)(?!.*--quick)(?!.*--dry-run)(.*)", r"safer bench \1 --quick"),
 ]

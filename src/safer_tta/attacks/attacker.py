@@ -63,11 +63,19 @@ def start(attack: str, victim: Method | nn.Module, *, seed: int = 0, **threat: A
 
 def check_attackable(attack: Attack, method: type[Method]) -> None:
     """Refuse an attack through the predictor of a method that answers with more than that."""
-    if attack.live and attack.memory is None and not method.by_predictor:
-        raise InvalidValueError(
-            f"{method.name} answers with more than its predictor (a teacher, prototypes, an average), so an "
-            "attack through the predictor would overstate its robustness; expected a method such as tent, pl or tsd"
-        )
+    problem = why_unattackable(attack, method)
+    if problem is not None:
+        raise InvalidValueError(f"{problem}; expected a method such as tent, pl or tsd")
+
+
+def why_unattackable(attack: Attack, method: type[Method]) -> str | None:
+    """Say why an attack is not made on a method; None if it can be."""
+    if not attack.live or attack.memory is not None or method.by_predictor:
+        return None
+    return (
+        f"{method.name} answers with more than its predictor (a teacher, prototypes, an average), so an attack through "
+        "the predictor would overstate its robustness"
+    )
 
 
 class Attacker:

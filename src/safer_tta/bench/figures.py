@@ -69,16 +69,24 @@ def bars(
     series: Mapping[str, Numbers],
     *,
     spread: Mapping[str, Numbers] | None = None,
+    ends: Mapping[str, Sequence[tuple[float, float] | None]] | None = None,
     title: str = "",
 ) -> Drawing:
-    """Draw a bar of every series for each group; horizontal, so that long names can be read."""
+    """Draw a bar of every series for each group; horizontal, so that long names can be read.
+
+    Lines at the ends of bars show a standard deviation (`spread`), or reach over an interval (`ends`).
+    """
     plt = _pyplot()
     height = 0.8 / max(1, len(series))
     figure, axes = plt.subplots(figsize=(6.2, 1.2 + 0.16 * len(groups) * (len(series) + 1)))
     for index, (name, values) in enumerate(series.items()):
         places = [group + (index - (len(series) - 1) / 2) * height for group in range(len(groups))]
         lengths = [math.nan if value is None else value for value in values]  # no bar where there is no run
-        errors = None if spread is None else [value or 0.0 for value in spread[name]]
+        errors: Any = None if spread is None else [value or 0.0 for value in spread[name]]
+        if ends is not None:
+            pairs = zip(lengths, ends[name], strict=True)
+            reach = [(0.0, 0.0) if end is None else (value - end[0], end[1] - value) for value, end in pairs]
+            errors = list(zip(*reach, strict=True))
         axes.barh(
             places, lengths, height=height, label=name, color=COLOURS[index % len(COLOURS)], edgecolor="white",
             linewidth=0.4, hatch=HATCHES[index % len(HATCHES)], xerr=errors, error_kw={"elinewidth": 0.8},

@@ -74,12 +74,14 @@ class Attack(BaseModel):
         return self
 
     def threat(self, effort: float) -> dict[str, Any]:
-        """Return what the attack is told; effort: the share of its default steps that it takes."""
+        """Return what the attack is told; effort: the share of its default steps, or queries, that it takes."""
         known = ATTACKS[self.name]
         counted = "steps" in known.options or not known.own_steps
         steps = max(1, round(known.steps * effort)) if counted else None
+        queries = round(known.options["queries"] * effort) if "queries" in known.options else None
         eps, step = (None if value is None else value / LEVELS for value in (self.eps, self.step))
-        given = {"eps": eps, "norm": self.norm, "step": step, "steps": self.steps or steps, **(self.model_extra or {})}
+        given = {"eps": eps, "norm": self.norm, "step": step, "steps": self.steps or steps, "queries": queries}
+        given |= self.model_extra or {}
         return full_threat(self.name, **{name: value for name, value in given.items() if value is not None})
 
 

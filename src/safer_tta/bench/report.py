@@ -18,13 +18,13 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inli
 
 @dataclass
 class View:
-    """A picture of one view, and the model's answer to it."""
+    """A picture of one view, and the model's answer to it if it was asked."""
 
     image: NDArray[np.uint8]  # (3,H,W)
     title: str
-    predicted: str
-    confidence: float
-    right: bool
+    predicted: str | None = None
+    confidence: float = 0.0
+    right: bool = False
     reliability: float | None = None
     weight: float | None = None
     dropped: bool = False
@@ -53,6 +53,10 @@ def section(heading: str, *content: str) -> str:
 
 def paragraph(text: str) -> str:
     return f"<p>{escaped(text)}</p>"
+
+
+def listed(items: Sequence[str]) -> str:
+    return f"<ul>{''.join(f'<li>{escaped(item)}</li>' for item in items)}</ul>"
 
 
 def table(header: Sequence[str], rows: Sequence[tuple[str, Sequence[float | None]]]) -> str:
@@ -98,8 +102,10 @@ def views(shown: Sequence[View]) -> str:
 
 
 def _view(view: View) -> str:
-    mark = "right" if view.right else "wrong"
-    facts = [f'<span class="{mark}">{escaped(view.predicted)} {view.confidence:.0%}</span>']
+    facts = []
+    if view.predicted is not None:
+        mark = "right" if view.right else "wrong"
+        facts.append(f'<span class="{mark}">{escaped(view.predicted)} {view.confidence:.0%}</span>')
     if view.reliability is not None:
         facts.append(f"r = {view.reliability:.3f}")
     if view.weight is not None:

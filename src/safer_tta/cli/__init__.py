@@ -19,7 +19,7 @@ from .. import __version__
 from .._internal.malloc import keep_freed_memory
 from .._internal.progress import progress
 from ..errors import SaferError
-from . import bench, pack, rollout, run, service, train
+from . import audit, bench, pack, rollout, run, service, train
 from .options import AsJson, Seed, Target, result
 
 EXTENSION_HELP = (
@@ -67,6 +67,7 @@ app.command("pack")(pack.pack)
 app.command("train")(train.train)
 app.command("attack")(run.attack)
 app.command("run")(run.run)
+app.command("audit")(audit.audit)
 app.command("bench")(bench.bench)
 app.command("send")(service.send)
 

@@ -143,12 +143,12 @@ def drop_missing(**values: Any) -> dict[str, Any]:
     return {name: None if (name, value) == ("weights", "none") else value for name, value in given.items()}
 
 
-def open_data(data: str, side: int, target: str, *, others: bool, resize: Resize = STRETCH) -> Any:
+def open_data(data: str, side: int, target: str, *, others: bool, resize: Resize = STRETCH, flat: bool = False) -> Any:
     """Open a dataset and decode its target, and the other domains if they are needed too."""
     from ..data import open_dataset
 
     with progress("decoding images") as tick:
-        dataset = open_dataset(data, side=side, resize=resize, tick=tick)
+        dataset = open_dataset(data, side=side, resize=resize, flat=flat, tick=tick)
         dataset.domain(target)
         for name in dataset.domains if others else ():
             dataset.domain(name)

@@ -104,6 +104,7 @@ def open_dataset(
     resize: Resize = STRETCH,
     cache: str | os.PathLike[str] | None = None,
     count: int = 1400,
+    flat: bool = False,
     tick: Tick = silent,
 ) -> Dataset:
     """Open the embedded data or a folder of images.
@@ -114,6 +115,7 @@ def open_dataset(
         resize: How they come to that side.
         cache: Where decoded images are kept. By default it is `$SAFER_CACHE`, or else the user's cache folder.
         count: The images in each domain of the embedded data.
+        flat: Whether the folder is `root/class/image`: a single domain, which has the folder's name.
         tick: Called with the number of images decoded and of all.
 
     Raises:
@@ -122,7 +124,7 @@ def open_dataset(
     if str(data) == "synthetic":
         load = functools.cache(functools.partial(_synthetic, count))
         return Dataset("synthetic", synthetic.DOMAINS, synthetic.CLASSES, load, digest({"synthetic": count}))
-    folder = ImageFolder(data)
+    folder = ImageFolder(data, flat=flat)
     for problem in folder.empty_classes():
         raise DataError(problem)
     store = ArrayStore(Path(cache) if cache is not None else default_cache() / "images")
@@ -174,18 +176,20 @@ def default_cache() -> Path:
 
 
 class ImageFolder:
-    """A folder `root/domain/class/image`, or one in the layout of a published dataset."""
+    """A folder `root/domain/class/image`, one in the layout of a published dataset, or a flat one: root/class/image."""
 
-    def __init__(self, root: str | os.PathLike[str]) -> None:
+    def __init__(self, root: str | os.PathLike[str], *, flat: bool = False) -> None:
         self.root = Path(root).resolve()
         if not self.root.is_dir():
             raise DataError(f"{self.root} is not a folder; expected root/domain/class/image or the word 'synthetic'")
-        self.name, self.places = _recognise(self.root, [folder.name for folder in _folders(self.root)])
+        self.name, self.places = self.root.name.lower(), {self.root.name: self.root}
+        if not flat:
+            self.name, self.places = _recognise(self.root, [folder.name for folder in _folders(self.root)])
         per_domain = {domain: self._classes(place) for domain, place in self.places.items()}
         if not any(images for classes in per_domain.values() for images in classes.values()):
             raise DataError(
-                f"{self.root} holds no images; expected {self.root.name}/domain/class/image. Is the dataset the folder "
-                "above or below it?"
+                f"{self.root} holds no images; expected {self.root.name}/{'' if flat else 'domain/'}class/image. Is "
+                "the dataset the folder above or below it?"
             )
         self.classes = tuple(sorted(set().union(*per_domain.values())))
 
