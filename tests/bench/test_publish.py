@@ -6,7 +6,7 @@ import math
 import pytest
 
 from safer_tta.bench.publish import publish
-from safer_tta.bench.results import SLIM
+from safer_tta.bench.results import POISONED, SLIM
 from safer_tta.bench.study import prepare, states
 from safer_tta.bench.tasks import Place
 from tests.bench.conftest import IMAGES
@@ -38,7 +38,7 @@ def test_every_plan_runs_end_to_end(name, everything):
     assert {row["run"] for row in rows} == set(study.runs)
     slim = list(csv.DictReader(io.StringIO((folder / "rows.csv").read_text())))
     assert [row["run"] for row in slim] == [row["run"] for row in rows]
-    assert slim[0].keys() == set(SLIM)
+    assert slim[0].keys() == {*SLIM, *(POISONED if name in ("neighbours", "poison") else ())}
     drawn = [grid.figure for grid in study.plan.grids]
     expected = [f"figure-{i}.svg" for i, kind in enumerate(drawn) if kind not in ("none", "pictures")]
     assert sorted(p.name for p in folder.glob("*.svg")) == sorted(expected)
