@@ -16,6 +16,12 @@ def test_wilson_holds_the_shares_that_differ_by_less_than_two_deviations(right, 
     assert 0 <= low < high <= 100
 
 
+def test_the_accuracy_lies_in_its_interval_whatever_the_rounding():
+    for images in range(1, 300):
+        assert wilson(0.0, images)[0] == 0.0
+        assert wilson(100.0, images)[1] == 100.0
+
+
 def test_one_seed_and_target_is_wilson_and_a_spread_over_seeds_widens_it():
     assert interval([[80.0]], [100]) == pytest.approx(wilson(80.0, 100))
     assert interval([[80.0], [80.0], [80.0]], [100]) == pytest.approx(wilson(80.0, 100))

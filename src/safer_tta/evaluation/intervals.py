@@ -18,7 +18,7 @@ def wilson(accuracy: float, images: int) -> tuple[float, float]:
     share, weight = accuracy / 100, NORMAL**2 / images
     centre = (share + weight / 2) / (1 + weight)
     half = math.sqrt(weight * share * (1 - share) + weight**2 / 4) / (1 + weight)
-    return 100 * max(0.0, centre - half), 100 * min(1.0, centre + half)
+    return min(accuracy, 100 * max(0.0, centre - half)), max(accuracy, 100 * min(1.0, centre + half))
 
 
 def interval(accuracies: Sequence[Sequence[float]], images: Sequence[int]) -> tuple[float, float]:
