@@ -1,7 +1,7 @@
 """An attacker in the loop of a stream: changes its own images batch by batch, sees their answers, and remembers.
 
 `start` starts the attacker of any live attack. Some know the method that is attacked, and look at it as it stands.
-Others know the source model only: what they remember of the answers stands in for the rest.
+Others know only the source model, and use the answers that they remember to estimate how it has adapted.
 
     attacker = start("rttdp", source_model, seed=0)
     for number, (images, labels, mine) in enumerate(batches):

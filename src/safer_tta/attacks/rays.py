@@ -1,8 +1,8 @@
 """RayS (Chen and Gu, KDD 2020): a search that asks for labels only, under an l∞ budget.
 
 It looks for the direction of signs in which the image is misread soonest. A trial turns the signs of one block of the
-best direction so far; blocks halve as the search goes on. A trial that is read right at the best radius takes one.
-For any other, the radius is bisected, from the budget on.
+best direction so far; blocks halve as the search goes on. The first query of a trial is at the best radius so far. If
+the image is read right there, the trial ends. Otherwise its own radius is found by bisection, beginning at the budget.
 """
 
 from collections.abc import Callable, Mapping

@@ -1,7 +1,7 @@
 """Square attack (Andriushchenko et al., ECCV 2020): a random search that asks for class scores, under an l∞ budget.
 
 It starts from vertical stripes. Every query then moves one square of the image, at a random place, by the whole budget,
-up or down in each channel. What lowers the lead of the true class is kept. Squares shrink as the search goes on.
+up or down in each channel. A move that lowers the lead of the true class is kept. Squares shrink as the search goes on.
 """
 
 import math

@@ -27,7 +27,7 @@ def advice(rows: Sequence[Row], own: Sequence[Row]) -> list[str]:
 
 
 def _adapting(clean: Row) -> Iterator[str]:
-    """Compare adapting with the model alone, on images that nobody attacked."""
+    """Compare adapting with the model alone, on clean images."""
     alone = wilson(clean["accuracy_alone"], clean["images"])
     figures = f"{clean['accuracy']:.1f} % against {clean['accuracy_alone']:.1f} % of the model alone"
     if clean["high"] < alone[0]:

@@ -61,7 +61,7 @@ def audit(
         method: What `adapt` takes.
         predictor: What `adapt` takes: a name, or a dict with a name and options.
         norm: What `adapt` takes.
-        compare: Further predictors to measure beside it, such as ("plain",).
+        compare: More predictors to measure in the same way, such as ("plain",).
         threats: Names of `safer_tta.auditing.LADDER`; all of them by default.
         surrogate: The attacker's own model. By default it is the model as it is before it adapts.
         effort: "quick" for a first look, "full" for more images, steps and queries.

@@ -15,7 +15,7 @@ class Threat:
 
     name: str  # what users type
     attacker: str  # who attacks, in one sentence
-    attack: str | None = None  # a key of `safer_tta.attacks.ATTACKS`; None if nobody attacks
+    attack: str | None = None  # a key of `safer_tta.attacks.ATTACKS`; None for clean images
     quick: Mapping[str, Any] = field(default_factory=dict)  # what the attack is told besides its defaults
     full: Mapping[str, Any] = field(default_factory=dict)
     images: tuple[int, int] = (64, 512)  # how many images, at quick and at full effort
@@ -45,7 +45,7 @@ BRIEFLY: Mapping[str, Any] = {"draws": 2, "steps": 20, "step": 2 / 255}
 THOROUGHLY: Mapping[str, Any] = {"draws": 4, "restarts": 2}
 
 LADDER = (
-    Threat("clean", "Nobody attacks.", images=(128, 1024)),
+    Threat("clean", "There is no attack.", images=(128, 1024)),
     Threat("pgd", "They have a model of their own and do not know the defence.", "pgd", images=(128, 1024)),
     Threat(
         "transfer", "They have a model of their own, and make images that carry over to other models.", "transfer",

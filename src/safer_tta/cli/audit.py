@@ -17,7 +17,7 @@ TARGET = typer.Option(help="The domain of the data to audit on.")
 SURROGATE = typer.Option(
     exists=True, dir_okay=False, help="The attacker's own model (default: the model before it adapts)."
 )
-COMPARE = typer.Option(help="A further predictor to measure beside it; may be repeated.")
+COMPARE = typer.Option(help="Another predictor to measure in the same way; may be repeated.")
 THREAT = typer.Option(help="Only this threat; may be repeated.")
 FULL = typer.Option("--full/--quick", help="More images, steps and queries; --quick is a first look.")
 MINUTES = typer.Option(help="No threat is begun that would exceed this time.")
